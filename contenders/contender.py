@@ -1,11 +1,11 @@
-"""Trains timm's Vision Transformer as a contender of a scaling study: by PyTorch's DistributedDataParallel, its FSDP2 or
-tensor parallelism, by DeepSpeed, or by Accelerate.
+"""Trains timm's Vision Transformer as a contender of a scaling study, with PyTorch's DistributedDataParallel, FSDP2 or
+tensor parallelism, with DeepSpeed, or with Accelerate.
 
     torchrun contender.py ddp
 
-$VIT_RUN_CONFIG says what to train, and rank 0 writes what it measures to $VIT_LOG: loss and training accuracy of its own images,
-held-out accuracy of all ranks'. It checkpoints nothing, so an attempt starts anew. A configuration that it would not follow is
-refused.
+Reads its configuration from $VIT_RUN_CONFIG, and refuses unsupported settings. Rank 0 writes measurements to $VIT_LOG:
+loss and training accuracy of its own images, held-out accuracy of all ranks'. There are no checkpoints, so each attempt
+starts from the beginning.
 """
 
 import json
@@ -24,15 +24,15 @@ import data
 import trainers
 from settings import Unsupported, check
 
-# A line of the log covers at least so many seconds.
+# A line of the log covers at least this many seconds.
 INTERVAL = 0.5
-# An evaluation says as often that it gets on.
+# Seconds between progress lines of an evaluation.
 EVALUATING_INTERVAL = 5.0
 BAD_CONFIG = 2
 
 
 class Log:
-    """What rank 0 writes; nothing on other ranks."""
+    """Rank 0's log; other ranks write nothing."""
 
     def __init__(self, is_first: bool):
         self.file = open(os.environ["VIT_LOG"], "a", encoding="utf-8") if is_first else None
@@ -43,7 +43,7 @@ class Log:
 
 
 def learning_rate(config: dict, start: float, end: float) -> float:
-    """Of a step from `start` to `end`, in epochs: as `vit-trainer` sets it."""
+    """The learning rate of `vit-trainer` for a step from `start` to `end`, in epochs."""
     training = config["training"]
     schedule, peak = training["schedule"], training["optimizer"]["learningRate"]
     warmup, least = schedule["warmupEpochs"], schedule["minLearningRate"]
@@ -56,7 +56,7 @@ def learning_rate(config: dict, start: float, end: float) -> float:
 
 
 def memory(device: torch.device) -> dict[str, int]:
-    """Bytes of this process: on its GPU, at most so far; without one, in memory now."""
+    """Bytes of this process: the peak on its GPU, or else its current resident memory."""
     if device.type == "cuda":
         return {"deviceMemoryPeakBytes": torch.cuda.max_memory_allocated(device)}
     status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
@@ -89,9 +89,9 @@ def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
                 losses, seen = losses + loss.detach() / accumulation, seen + len(labels)
                 correct = correct + (logits.argmax(1) == labels).sum()
             done += 1
-            # A line ends exactly with the warm-up: one that is partly warm-up would be ignored as a whole.
+            # A line ends exactly at the warm-up, because lines that are partly warm-up are ignored.
             if step == steps or epoch * steps + step == warmup or time.perf_counter() - since >= INTERVAL:
-                # Waits for the device: what it still has to do belongs to these steps.
+                # Waits for the device: its remaining work belongs to these steps.
                 mean, accuracy = float(losses) / done, float(correct) / seen
                 now = time.perf_counter()
                 log.write("train", epoch=epoch, step=epoch * steps + step, steps=done, loss=mean, accuracy=accuracy,
@@ -104,15 +104,15 @@ def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: trainers.Trainer, images: data.Images, batch: int, log: Log) -> float:
-    """The share of images that are classified right. Every rank takes part in as many forward passes."""
+    """The share of correctly classified images. All ranks run the same number of forward passes."""
     place = trainer.place
     trainer.model.eval()
     right = torch.zeros((), dtype=torch.int64, device=place.device)
-    told = -math.inf
+    logged = -math.inf
     for start in range(0, len(images), batch * place.replicas):
-        if time.monotonic() - told > EVALUATING_INTERVAL:
+        if time.monotonic() - logged > EVALUATING_INTERVAL:
             log.write("activity", activity="evaluating")
-            told = time.monotonic()
+            logged = time.monotonic()
         rows = start + place.replica + place.replicas * torch.arange(batch, device=place.device)
         pixels, labels = images.take(rows.clamp(max=len(images) - 1))
         right += ((trainer.logits(pixels).argmax(1) == labels) & (rows < len(images))).sum()
@@ -134,14 +134,14 @@ def main() -> int:
         check(config, name)
     except Unsupported as why:
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            # torchrun ends with 1 in any case, and tells what its ranks raise.
+            # torchrun always exits with 1, and reports the exception.
             raise
         print(f"{name}: {why}", file=sys.stderr)
         return BAD_CONFIG
     place = trainers.Place.find(config)
     torch.manual_seed(seed)
     trainer = trainers.TRAINERS[name](config, place)
-    # Replicas have the same weights, and drop paths of their own.
+    # Replicas have the same weights, but different drop paths.
     torch.manual_seed(seed + 1 + place.replica)
     train(config, trainer, Log(place.rank == 0))
     if dist.is_initialized():
@@ -157,5 +157,5 @@ if __name__ == "__main__":
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Gloo's threads may wait for the interpreter, which waits for them, where it ends in its own way.
+    # A normal exit may deadlock with Gloo's threads.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Images on the device, as bytes, and the batches that ranks take of them."""
+"""Images on the device, as bytes, and the ranks' batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 
 from trainers import Place
 
-# More synthetic images than fill this are taken again and again.
+# Synthetic images beyond this size repeat.
 MOST_SYNTHETIC_BYTES = 256 << 20
 # A record of CIFAR-10's binary version: a label, and three planes of 32 x 32 bytes.
 CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -20,7 +20,7 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images and their labels. The data set may be longer: it then repeats them."""
+    """Images and their labels. A longer data set repeats them."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
@@ -32,7 +32,7 @@ class Images:
         return self.length
 
     def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalized images and labels, by their numbers."""
+        """Normalized images and labels, by index."""
         rows = rows % len(self.labels)
         return (self.pixels[rows].float() / 255.0 - self.mean) / self.std, self.labels[rows]
 
@@ -80,7 +80,7 @@ class Batches:
         return len(self.sampler) // self.size
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The whole ones of an epoch, whose order is drawn at once."""
+        """The full micro-batches of an epoch, in random order."""
         self.sampler.set_epoch(epoch)
         order = torch.tensor(list(self.sampler)).to(self.device)
         return map(self.images.take, order[:len(self) * self.size].split(self.size))

@@ -1,4 +1,4 @@
-"""Models that ranks train together, as PyTorch does it: FSDP2 and tensor parallelism by DTensor, on timm's model."""
+"""Sharded models by PyTorch: FSDP2, and tensor parallelism by DTensor, for timm's model."""
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,16 +10,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 def shard(
     model: torch.nn.Module, mesh: DeviceMesh, reshard_after_forward: bool, precision: torch.dtype = torch.float32
 ) -> None:
-    """Divides training state, block by block; the model computes, and gradients are sent, in this precision."""
+    """Shards the training state block by block. The model computes and reduces gradients in `precision`."""
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
-    # What is outside of blocks is needed again at once: never given back, which is PyTorch's default, too.
+    # Weights outside of blocks are needed again at once, so they stay gathered, which is PyTorch's default.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def divide_heads(model: torch.nn.Module, mesh: DeviceMesh) -> None:
-    """Divides the heads and the MLP of each block. The model is the same on all ranks."""
+    """Splits the heads and the MLP of each block over ranks. The model must be equal on all ranks."""
     ranks = mesh.size()
     for block in model.blocks:
         attention = block.attn
@@ -36,24 +36,24 @@ def divide_heads(model: torch.nn.Module, mesh: DeviceMesh) -> None:
         })
 
 
-def apart(groups: list[dict]) -> list[dict]:
-    """Groups of parameters in which those that are divided are apart: fused optimizers take no mixture."""
-    def part(group: dict, is_divided: bool) -> dict:
-        chosen = [parameter for parameter in group["params"] if isinstance(parameter, DTensor) == is_divided]
+def split_groups(groups: list[dict]) -> list[dict]:
+    """Splits parameter groups into sharded and other parameters: fused optimizers do not accept both in one group."""
+    def part(group: dict, is_sharded: bool) -> dict:
+        chosen = [parameter for parameter in group["params"] if isinstance(parameter, DTensor) == is_sharded]
         return group | {"params": chosen}
-    parts = [part(group, is_divided) for group in groups for is_divided in (True, False)]
+    parts = [part(group, is_sharded) for group in groups for is_sharded in (True, False)]
     return [group for group in parts if group["params"]]
 
 
 def whole_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights by name, whole on every rank. Queries, keys and values are as `divide_heads` has left them."""
+    """Full weights by name, on every rank. Queries, keys and values stay in the order of `divide_heads`."""
     def whole(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return {name: whole(tensor.detach()).clone() for name, tensor in model.state_dict().items()}
 
 
 def in_order_of_parts(state: dict[str, torch.Tensor], ranks: int) -> dict[str, torch.Tensor]:
-    """Undoes what `divide_heads` does to the rows of queries, keys and values."""
+    """Restores the order of the rows of queries, keys and values that `divide_heads` changed."""
     def restored(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if ".attn.qkv." not in name:
             return tensor

@@ -1,11 +1,11 @@
-"""Which settings of a run the contenders follow. What they would not do is refused, so that none is measured at another task
-than `vit-trainer`. Needs Python alone."""
+"""The run settings that the contenders support. Others are refused, so that all contenders measure the same task as
+`vit-trainer`. Needs only Python."""
 
 from collections.abc import Iterator
 
-# Any value is accepted: the contender follows it, or it does not change what is measured.
+# Any value is accepted: it is supported, or does not affect the measurement.
 ANY: tuple = ()
-# Fields of the run configuration, and the values that all contenders follow; of a field with a dot at its end, all below it.
+# Fields of the run configuration, and the values that all contenders support. A trailing dot includes all subfields.
 FOLLOWED: dict[str, tuple] = {
     "job.": ANY,
     "model.imageSize": ANY, "model.patchSize": ANY, "model.hiddenSize": ANY, "model.depth": ANY, "model.heads": ANY,
@@ -14,7 +14,7 @@ FOLLOWED: dict[str, tuple] = {
     "data.format": ("synthetic", "cifar10"),
     "data.path": ANY, "data.syntheticImages": ANY, "data.normalization.": ANY,
     "data.fraction": (1.0,),
-    # Of image files.
+    # For image files.
     "data.maxCorruptFraction": ANY, "data.retrySeconds": ANY, "data.classOrder": ANY, "data.pixelType": ANY, "data.interpolation": ANY, "data.cropFraction": ANY,
     "data.augmentation.horizontalFlip": (0.0,), "data.augmentation.colorJitter": (0.0,),
     "data.augmentation.threeAugment": (False,), "data.augmentation.randomErasing": (0.0,),
@@ -34,36 +34,36 @@ FOLLOWED: dict[str, tuple] = {
     "training.schedule.warmupEpochs": ANY, "training.schedule.minLearningRate": ANY,
     "training.loss": ("crossEntropy",),
     "training.labelSmoothing": ANY,
-    # Changes what is told alone.
+    # Changes only the output.
     "training.wallClockBreakdown": ANY,
     "training.precision": ("fp32", "bf16"),
     "training.masterWeights": (False,),
     "training.tf32": ANY,
     "training.attentionBackend": ("flash",),
-    # Of fp16.
+    # For fp16.
     "training.lossScale.": ANY,
     "training.activationCheckpointing": ("none",),
     "parallelism.zeroStage": (0,),
-    # Of stage 3.
+    # For stage 3.
     "parallelism.reshardAfterForward": ANY,
     "parallelism.shardWithinNode": (False,),
     "parallelism.sequence": (1,),
     "parallelism.tensor": (1,),
     "parallelism.acrossNodes": ANY,
     "parallelism.offload.optimizer": ("None",),
-    # Changes no result.
+    # Does not change results.
     "parallelism.bucketMegabytes": ANY,
     "parallelism.compressGradients": ("none",),
     "nodes": ANY, "ranksPerNode": ANY, "device": ANY,
-    # Nothing is checkpointed.
+    # There are no checkpoints.
     "checkpoint.": ANY,
     "measure.": ANY,
 }
-# What single contenders follow in addition.
-DIVIDED: dict[str, dict[str, tuple]] = {
+# What single contenders support in addition.
+ADDITIONAL: dict[str, dict[str, tuple]] = {
     "ddp": {},
     "accelerate": {},
-    # Weights in half precision are what its mixed precision is.
+    # Its mixed precision has weights in half precision.
     "fsdp2": {"parallelism.zeroStage": (3,), "training.masterWeights": (False, True)},
     "deepspeed": {"parallelism.zeroStage": (0, 1, 2, 3), "parallelism.reshardAfterForward": (True,)},
     "tensor": {"parallelism.tensor": ANY},
@@ -71,11 +71,11 @@ DIVIDED: dict[str, dict[str, tuple]] = {
 
 
 class Unsupported(Exception):
-    """A setting that a contender would not follow."""
+    """A setting that a contender does not support."""
 
 
 def fields(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """All of a configuration, such as `training.optimizer.name`, with their values."""
+    """All fields of a configuration, such as `training.optimizer.name`, with their values."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from fields(value, f"{prefix}{name}.")
@@ -84,14 +84,14 @@ def fields(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def check(config: dict, trainer: str) -> None:
-    """Raises `Unsupported` for the first setting that the trainer would not follow."""
-    followed = FOLLOWED | DIVIDED[trainer]
+    """Raises `Unsupported` for the first setting that the trainer does not support."""
+    followed = FOLLOWED | ADDITIONAL[trainer]
     groups = tuple(name for name in followed if name.endswith("."))
     for field, value in fields(config):
         if field.startswith(groups):
             continue
         if field not in followed:
-            raise Unsupported(f"{field} is {value}: must be left out")
+            raise Unsupported(f"{field} is {value}: must be omitted")
         if followed[field] and value not in followed[field]:
             raise Unsupported(f"{field} is {value}: must be {' or '.join(map(str, followed[field]))}")
     if config["data"]["format"] == "cifar10" and config["model"]["imageSize"] != 32:

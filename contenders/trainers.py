@@ -1,4 +1,4 @@
-"""The ways to train timm's model that are compared, each with the settings of a careful user."""
+"""The compared ways to train timm's model, each with the settings of a careful user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import divided
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which rank this is, and what it computes on."""
+    """This rank and its device."""
 
     rank: int
     world_size: int
@@ -30,7 +30,7 @@ class Place:
 
     @staticmethod
     def find(config: dict) -> Place:
-        """By torchrun's variables."""
+        """From torchrun's environment variables."""
         rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         device = torch.device("cpu")
         if config["device"] == "cuda" or config["device"] == "auto" and torch.cuda.is_available():
@@ -43,7 +43,7 @@ class Place:
 
 
 class Trainer:
-    """A model, and what a training step does to it. A subclass makes model and optimizer."""
+    """A model and its training step. Subclasses create model and optimizer."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -70,7 +70,7 @@ class Trainer:
     def new_optimizer(self, model: torch.nn.Module) -> torch.optim.AdamW:
         settings = self.config["training"]["optimizer"]
         groups = param_groups_weight_decay(model, settings["weightDecay"], model.no_weight_decay())
-        return torch.optim.AdamW(divided.apart(groups), lr=settings["learningRate"], betas=tuple(settings["betas"]),
+        return torch.optim.AdamW(divided.split_groups(groups), lr=settings["learningRate"], betas=tuple(settings["betas"]),
                                  eps=settings["epsilon"], fused=True)
 
     def backend(self) -> str:
@@ -92,7 +92,7 @@ class Trainer:
     def micro_batch(
         self, images: torch.Tensor, labels: torch.Tensor, is_last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and logits of a micro-batch, whose gradients are added up. The last one of a step updates the weights."""
+        """Loss and logits of a micro-batch. Gradients accumulate; the last micro-batch of a step updates the weights."""
         with self.synchronized(is_last):
             loss, logits = self.loss(images, labels)
             (loss / self.accumulation).backward()
@@ -102,12 +102,12 @@ class Trainer:
         return loss, logits
 
     def synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Within, gradients are averaged over the replicas where the micro-batch is the last one."""
+        """Averages gradients over the replicas if the micro-batch is the last one."""
         return contextlib.nullcontext()
 
 
 def bucket_megabytes(config: dict) -> float | None:
-    """None for the default: DDP takes a small first bucket only where nobody gives a size."""
+    """None for the default size: DDP uses a small first bucket only if no size is set."""
     megabytes = config["parallelism"]["bucketMegabytes"]
     return None if megabytes == 25 else megabytes
 
@@ -130,8 +130,8 @@ class Ddp(Trainer):
         return contextlib.nullcontext() if is_last or self.place.world_size == 1 else self.model.no_sync()
 
 
-class Divided(Trainer):
-    """A model that all ranks hold together. A subclass divides it, and makes the optimizer."""
+class ShardedTrainer(Trainer):
+    """A model sharded over all ranks. Subclasses shard it, and create the optimizer."""
 
     def __init__(self, config: dict, place: Place):
         super().__init__(config, place)
@@ -140,7 +140,7 @@ class Divided(Trainer):
         self.model = self.new_model()
 
 
-class Fsdp2(Divided):
+class Fsdp2(ShardedTrainer):
     """torch.distributed.fsdp.fully_shard, block by block."""
 
     def __init__(self, config: dict, place: Place):
@@ -158,8 +158,8 @@ class Fsdp2(Divided):
         return contextlib.nullcontext()
 
 
-class TensorParallel(Divided):
-    """Megatron's tensor parallelism by DTensor: all ranks compute a model together."""
+class TensorParallel(ShardedTrainer):
+    """Megatron's tensor parallelism by DTensor over all ranks."""
 
     def __init__(self, config: dict, place: Place):
         super().__init__(config, place)
@@ -174,7 +174,7 @@ class DeepSpeed(Trainer):
         super().__init__(config, place)
         if place.device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
-        # Takes seconds, and wants to know the accelerator.
+        # The import needs seconds, and DS_ACCELERATOR.
         import deepspeed
 
         deepspeed.init_distributed(dist_backend=self.backend())
@@ -184,18 +184,18 @@ class DeepSpeed(Trainer):
             "gradient_accumulation_steps": self.accumulation,
             "zero_optimization": {"stage": config["parallelism"]["zeroStage"]},
             "zero_allow_untested_optimizer": True,
-            # Its default is 1.
+            # The default is 1.
             "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000_000,
         }
         if self.is_half:
-            # No module's gradients are sent in half precision.
+            # Gradients are never reduced in half precision.
             settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=model, optimizer=self.new_optimizer(model), config=settings, dist_init_required=False)
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        # The engine casts by itself.
+        # The engine casts.
         return self.model(images).float()
 
     def micro_batch(
@@ -225,13 +225,13 @@ class Accelerate(Trainer):
         self.model, self.optimizer = self.accelerator.prepare(model, self.new_optimizer(model))
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        # `prepare` has made the model's forward pass cast.
+        # The prepared model's forward pass casts.
         return self.model(images).float()
 
     def micro_batch(
         self, images: torch.Tensor, labels: torch.Tensor, is_last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # `accumulate` counts micro-batches; without the last one, `step` and `zero_grad` do nothing.
+        # `accumulate` counts micro-batches; `step` and `zero_grad` have an effect only at the last one.
         with self.accelerator.accumulate(self.model):
             loss, logits = self.loss(images, labels)
             self.accelerator.backward(loss)

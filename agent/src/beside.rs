@@ -1,4 +1,4 @@
-//! The container that stands beside another trainer's in each pod.
+//! The sidecar of another trainer's container in each pod.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ use crate::http::{self, Shown};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
 
-/// How often the log is looked at.
+/// Interval between reads of the log.
 const LOOK: Duration = Duration::from_millis(200);
-/// Most bytes of the log that are read at one time; a longer line is left out.
+/// Maximum bytes of the log per read; longer lines are skipped.
 const MOST_BYTES: u64 = 1 << 20;
-/// Longest path of a checkpoint that is told.
+/// Maximum length of a reported checkpoint path.
 const LONGEST_PATH: usize = 512;
-/// Longest part of a line that a warning tells.
-const TOLD_BYTES: usize = 200;
-/// Most bytes of a log that a measurement is made of.
+/// Maximum length of a line in a warning.
+const WARNED_BYTES: usize = 200;
+/// Maximum size of a log to measure.
 const MOST_MEASURED_BYTES: u64 = 32 << 20;
 
-/// Where the container finds what it is to do, all of the environment.
+/// The sidecar's settings, all from the environment.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Arguments {
     /// The run configuration.
@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Host name of the pod that holds rank 0.
     #[arg(long, env = environment::COORDINATOR_HOST)]
     pub coordinator_host: String,
-    /// Port at which ranks meet there.
+    /// Port of the rendezvous on that host.
     #[arg(long, env = environment::COORDINATOR_PORT, default_value_t = environment::DEFAULT_COORDINATOR_PORT)]
     pub coordinator_port: u16,
     /// Name of the node, for metrics.
@@ -56,55 +56,56 @@ pub struct Arguments {
     /// Port of the endpoints.
     #[arg(long, env = environment::AGENT_PORT, default_value_t = environment::DEFAULT_AGENT_PORT)]
     pub port: u16,
-    /// File that takes the last words.
+    /// File for the termination record.
     #[arg(long, env = environment::TERMINATION_LOG, default_value = environment::TERMINATION_LOG_PATH)]
     pub termination_log: PathBuf,
 }
 
-/// What keeps it from its work. Messages of `fs_err` name the path.
+/// Why the sidecar failed. Messages of `fs_err` name the path.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The run configuration cannot be read.
     #[error("failed to read the run configuration: {0}")]
     Read(#[source] std::io::Error),
-    /// It is of another version, or damaged.
-    #[error("{path} is no run configuration: {reason}")]
+    /// The run configuration is of another version or damaged.
+    #[error("{path} is not a valid run configuration: {reason}")]
     RunConfig {
         /// Its file.
         path: PathBuf,
         /// What is wrong.
         reason: serde_json::Error,
     },
-    /// A label of a metric cannot be.
+    /// A metric label is invalid.
     #[error("failed to name metrics after the job: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The port is taken.
+    /// The port is in use.
     #[error("failed to listen for HTTP on port {port}: {error}")]
     Listen {
-        /// That.
+        /// The port.
         port: u16,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// No rank could meet the others.
+    /// The rendezvous host was not found.
     #[error(transparent)]
     Coordinator(#[from] NotFound),
-    /// Signals cannot be listened for.
+    /// The signal handler failed.
     #[error("failed to listen for SIGTERM: {0}")]
     Signal(#[source] std::io::Error),
-    /// The last words cannot be left.
-    #[error("failed to leave the termination record: {0}")]
+    /// The termination record cannot be written.
+    #[error("failed to write the termination record: {0}")]
     Record(#[source] std::io::Error),
 }
 
-/// Serves what the log says until SIGTERM, which comes when the trainer has ended, and leaves a termination record.
+/// Serves the log's content until SIGTERM, after the trainer has ended, and writes a termination
+/// record.
 ///
-/// It answers once the coordinator's name is known: until then the trainer is not started, which may give up at once where it
-/// cannot find rank 0.
+/// It responds once the coordinator's name resolves. Until then the trainer is not started, because
+/// it may fail at once without rank 0.
 pub async fn main(arguments: Arguments) -> Result<(), Error> {
     let stop = stop_on_signal()?;
     let config = read_config(&arguments.run_config)?;
-    let watched = Arc::new(Watched::new(&config, &arguments)?);
+    let watched = Arc::new(WatchedLog::new(&config, &arguments)?);
     let coordinator = (arguments.coordinator_host.as_str(), arguments.coordinator_port);
     resolve(coordinator.0, coordinator.1, &stop).await?;
     http::serve(arguments.port, Arc::clone(&watched))
@@ -121,10 +122,10 @@ pub async fn main(arguments: Arguments) -> Result<(), Error> {
             () = tokio::time::sleep(LOOK) => {}
         }
     }
-    // Nothing is written to it any more.
+    // The log is complete.
     while watched.follow(&mut log) {}
     watched.end(log);
-    let record = watched.last_words(&arguments.log);
+    let record = watched.record(&arguments.log);
     let json = serde_json::to_vec(&record).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(&arguments.termination_log, json))
         .map_err(Error::Record)
@@ -133,10 +134,10 @@ pub async fn main(arguments: Arguments) -> Result<(), Error> {
 fn stop_on_signal() -> Result<CancellationToken, Error> {
     let stop = CancellationToken::new();
     let mut signals = signal(SignalKind::terminate()).map_err(Error::Signal)?;
-    let told = stop.clone();
+    let stopped = stop.clone();
     tokio::spawn(async move {
         signals.recv().await;
-        told.cancel();
+        stopped.cancel();
     });
     Ok(stop)
 }
@@ -149,33 +150,33 @@ fn read_config(path: &Path) -> Result<RunConfig, Error> {
     })
 }
 
-/// What is known of the ranks of a pod by their log.
+/// State of a pod's ranks, from their log.
 #[derive(Debug)]
-struct Watched {
+struct WatchedLog {
     config: RunConfig,
     node_rank: u32,
     attempt: u32,
     metrics: Metrics,
-    known: Mutex<Known>,
+    known: Mutex<LogState>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    /// `None` until rank 0 has begun to train in this pod.
+struct LogState {
+    /// `None` until rank 0 trains in this pod.
     progress: Option<Progress>,
     pulse: Pulse,
-    /// Images of a step, as the log says.
+    /// Images of a step.
     global_batch_size: u64,
-    /// What the attempt has spent its time on.
+    /// The attempt's time by activity.
     spent: Spent,
-    /// What steps stand still for, and since when.
+    /// The activity that pauses training, and its start.
     pause: Option<(Activity, Instant)>,
-    /// Whether a line that cannot be read was told.
+    /// Whether an invalid line was logged.
     has_warned: bool,
 }
 
-impl Known {
-    /// Steps go on, or something else comes.
+impl LogState {
+    /// Ends a pause, before the next record.
     fn end_pause(&mut self) {
         let Some((activity, since)) = self.pause.take() else {
             return;
@@ -189,7 +190,7 @@ impl Known {
     }
 }
 
-impl Watched {
+impl WatchedLog {
     fn new(config: &RunConfig, arguments: &Arguments) -> Result<Self, Error> {
         Ok(Self {
             config: config.clone(),
@@ -200,14 +201,14 @@ impl Watched {
         })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        // What is in there is valid after every line.
+    fn known(&self) -> MutexGuard<'_, LogState> {
+        // The state is valid after every line.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what the log has more, or a part of that; whether there was anything.
+    /// Applies new lines of the log, or a part of them; returns whether there were any.
     fn follow(&self, log: &mut Tail) -> bool {
-        // Rank 0 speaks for the run.
+        // Only rank 0 reports the run.
         if self.node_rank != 0 {
             return false;
         }
@@ -222,11 +223,11 @@ impl Watched {
         for line in lines.unwrap_or_default() {
             let mut known = self.known();
             match LogRecord::parse(&line) {
-                Ok(record) => self.take_in(&mut known, record),
+                Ok(record) => self.apply(&mut known, record),
                 Err(error) if !known.has_warned => {
                     known.has_warned = true;
-                    let told = &line[..line.floor_char_boundary(TOLD_BYTES)];
-                    tracing::warn!("a line of the log is no record of a trainer ({error}): {told}");
+                    let start = &line[..line.floor_char_boundary(WARNED_BYTES)];
+                    tracing::warn!("a line of the log is not a valid record ({error}): {start}");
                 }
                 Err(_) => {}
             }
@@ -234,15 +235,15 @@ impl Watched {
         is_more
     }
 
-    /// Takes in what is left of a log: a last line without its end.
+    /// Applies a last line without a newline.
     fn end(&self, log: Tail) {
         let line = String::from_utf8_lossy(&log.rest).into_owned();
         if let Ok(record) = LogRecord::parse(&line) {
-            self.take_in(&mut self.known(), record);
+            self.apply(&mut self.known(), record);
         }
     }
 
-    fn take_in(&self, known: &mut Known, record: LogRecord) {
+    fn apply(&self, known: &mut LogState, record: LogRecord) {
         known.end_pause();
         match record {
             LogRecord::Start {
@@ -309,7 +310,7 @@ impl Watched {
         }
     }
 
-    fn last_words(&self, log: &Path) -> TerminationRecord {
+    fn record(&self, log: &Path) -> TerminationRecord {
         let is_first = self.node_rank == 0;
         let measured = self.config.measure.filter(|_| is_first).map(|measure| {
             let text = whole(log).map_err(|error| error.to_string())?;
@@ -317,10 +318,10 @@ impl Watched {
             let (epochs, most) = (measured.epochs.len(), Measurement::MOST_EPOCHS);
             if epochs > most {
                 return Err(format!(
-                    "the log is of {epochs} epochs: a pod's last message takes {most}"
+                    "the log has {epochs} epochs, but a termination message holds only {most}"
                 ));
             }
-            // The machine is left out: this container has a share of it.
+            // Without the machine, of which this container sees only a share.
             Ok(measured.rounded())
         });
         let (measurement, unmeasured) = match measured.transpose() {
@@ -337,22 +338,22 @@ impl Watched {
     }
 }
 
-/// A log that is measured, if it is a file and no larger than fits.
+/// Reads a log to measure, which must be a file of limited size.
 fn whole(log: &Path) -> std::io::Result<String> {
     let about = fs_err::metadata(log)?;
     if !about.is_file() {
-        return Err(std::io::Error::other(format!("{} is no file", log.display())));
+        return Err(std::io::Error::other(format!("{} is not a file", log.display())));
     }
     if about.len() > MOST_MEASURED_BYTES {
         return Err(std::io::Error::other(format!(
-            "the log has {} bytes, and at most {MOST_MEASURED_BYTES} are measured: report fewer lines",
+            "the log has {} bytes, but at most {MOST_MEASURED_BYTES} are allowed: report fewer lines",
             about.len()
         )));
     }
     fs_err::read_to_string(log)
 }
 
-/// Steps that were taken.
+/// Updates progress with finished steps.
 fn trained(progress: &mut Progress, steps: &LoggedSteps, images: f64) {
     let left = progress.total_steps.saturating_sub(steps.step);
     let waiting = steps.phases.waiting();
@@ -363,13 +364,13 @@ fn trained(progress: &mut Progress, steps: &LoggedSteps, images: f64) {
     // Trainers that round to whole seconds report 0.
     let took_time = steps.step_seconds > 0.0;
     progress.images_per_second = took_time.then(|| images / steps.step_seconds);
-    // Who does not tell phases has not waited for nothing.
-    let tells_phases = steps.phases.compute() > 0.0;
-    progress.sync_share = (took_time && tells_phases).then(|| waiting / steps.step_seconds);
+    // Without phases, waiting is unknown, not zero.
+    let has_phases = steps.phases.compute() > 0.0;
+    progress.sync_share = (took_time && has_phases).then(|| waiting / steps.step_seconds);
     progress.eta_seconds = Some((left as f64 * steps.step_seconds).ceil() as u64);
 }
 
-impl Shown for Watched {
+impl Shown for WatchedLog {
     fn metrics(&self) -> prometheus::Result<Vec<u8>> {
         self.metrics.render()
     }
@@ -383,7 +384,7 @@ impl Shown for Watched {
         })
     }
 
-    /// Of rank 0, in its pod: the others write no log, and are waited for in each of its steps.
+    /// Only of rank 0, in its pod: other ranks write no log, and each step waits for them.
     fn heartbeats(&self) -> Heartbeats {
         let pulse = self.known().pulse.clone();
         let first = Heartbeat {
@@ -402,12 +403,12 @@ impl Shown for Watched {
     }
 }
 
-/// A file that grows, read from where the last look at it ended.
+/// A growing file, read from the end of the last read.
 #[derive(Debug)]
 struct Tail {
     path: PathBuf,
     at: u64,
-    /// The beginning of a line that is not whole yet.
+    /// Start of an incomplete line.
     rest: Vec<u8>,
 }
 
@@ -420,8 +421,8 @@ impl Tail {
         }
     }
 
-    /// Whole lines that have come since the last look; `None` where nothing has. A file that is shorter than before was written
-    /// anew.
+    /// Complete lines since the last read; `None` without new bytes. A file that is shorter than
+    /// before is read from the start.
     fn lines(&mut self) -> std::io::Result<Option<Vec<String>>> {
         match self.read() {
             Ok(0) => return Ok(None),
@@ -439,13 +440,13 @@ impl Tail {
         Ok(Some(lines.map(str::to_owned).collect()))
     }
 
-    /// Reads a part of what is new. Gives its bytes.
+    /// Reads new bytes, up to a maximum, and returns their number.
     fn read(&mut self) -> std::io::Result<usize> {
-        // To open a pipe would wait for whoever writes to it.
+        // Opening a pipe would wait for a writer.
         let about = fs_err::metadata(&self.path)?;
         if !about.is_file() {
             return Err(std::io::Error::other(format!(
-                "{} is no file",
+                "{} is not a file",
                 self.path.display()
             )));
         }

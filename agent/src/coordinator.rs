@@ -1,4 +1,5 @@
-//! Waiting until the coordinator's name is known to DNS: a headless Service's record appears some time after its pod.
+//! Waits until DNS knows the coordinator's name: a headless Service's record appears some time
+//! after its pod.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// How long the name may take to appear.
+/// Time limit for the name to appear.
 const DEADLINE: Duration = Duration::from_secs(5 * 60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -20,7 +21,7 @@ pub struct NotFound {
     reason: String,
 }
 
-/// The coordinator's address; `None` where `stop` came first.
+/// The coordinator's address; `None` if `stop` came first.
 pub async fn resolve(
     host: &str,
     port: u16,

@@ -11,19 +11,21 @@ use axum::routing::get;
 use contract::{Heartbeats, Progress};
 use tokio::net::TcpListener;
 
-/// What a pod shows.
+/// Content of a pod's endpoints.
 pub trait Shown: Send + Sync + 'static {
-    /// In Prometheus' text format.
+    /// Metrics in Prometheus' text format.
     fn metrics(&self) -> prometheus::Result<Vec<u8>>;
 
-    /// The run's progress, with rank 0 as it is now; `None` elsewhere, and before rank 0 has told of any.
+    /// The run's progress, with rank 0's current heartbeat; `None` in other pods, and before rank 0
+    /// has reported.
     fn progress(&self) -> Option<Progress>;
 
-    /// The ranks of the pod, as they are now.
+    /// Current heartbeats of the pod's ranks.
     fn heartbeats(&self) -> Heartbeats;
 }
 
-/// Serves in the background for as long as the process lives. Every address of the pod, IPv6 where there is one.
+/// Serves in the background until the process ends, on every address of the pod, with IPv6 if
+/// available.
 pub async fn serve<S: Shown>(port: u16, shown: Arc<S>) -> std::io::Result<()> {
     let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
         Ok(listener) => listener,
@@ -37,7 +39,7 @@ pub async fn serve<S: Shown>(port: u16, shown: Arc<S>) -> std::io::Result<()> {
         .with_state(shown);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!("the HTTP endpoints ended: {error}");
+            tracing::error!("the HTTP server stopped: {error}");
         }
     });
     Ok(())
@@ -59,7 +61,7 @@ async fn progress<S: Shown>(State(shown): State<Arc<S>>) -> Response {
         Some(progress) => axum::Json(progress).into_response(),
         None => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "rank 0 has not begun to train in this pod\n",
+            "rank 0 does not train in this pod yet\n",
         )
             .into_response(),
     }

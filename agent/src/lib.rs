@@ -1,7 +1,7 @@
-//! What answers for the ranks of a pod.
+//! The agent of a pod's ranks.
 //!
-//! The trainer's agent starts ranks itself and serves what they report. Beside another trainer, whose processes know nothing of
-//! this project, [`beside`] serves what its log says:
+//! The trainer's agent starts ranks and serves their reports. Another trainer's processes know
+//! nothing of this project, so [`beside`] serves their log:
 //!
 //! ```text
 //!   another trainer --(lines of JSON)--> log --> beside --> GET /metrics /progress /heartbeats /healthz
@@ -15,4 +15,4 @@ pub mod http;
 mod metrics;
 pub mod pulse;
 
-pub use metrics::step_buckets;
+pub use metrics::STEP_BUCKETS;

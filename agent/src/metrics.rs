@@ -1,4 +1,4 @@
-//! What another trainer's log says, as Prometheus metrics under the names of this project's.
+//! Another trainer's log as Prometheus metrics, with this project's names.
 
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
@@ -6,15 +6,15 @@ use prometheus::core::Collector;
 use prometheus::{Counter, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder};
 use study::LoggedSteps;
 
-/// Of rank 0, in its pod; of other pods only which node they are on.
+/// Metrics of rank 0 in its pod; in other pods only the node.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    first: Option<First>,
+    first: Option<FirstRank>,
 }
 
 #[derive(Debug)]
-struct First {
+struct FirstRank {
     images: Counter,
     step_seconds: HistogramVec,
     loss: GaugeVec,
@@ -25,13 +25,12 @@ struct First {
     checkpoint_step: GaugeVec,
 }
 
-/// Buckets of a histogram of steps' parts: from a tenth of a millisecond to some 50 seconds.
-pub fn step_buckets() -> prometheus::Result<Vec<f64>> {
-    prometheus::exponential_buckets(1e-4, 2.0, 20)
-}
+/// Buckets of the histogram of step phases: only infinity. Sum and count suffice, and every rank
+/// has six phases.
+pub const STEP_BUCKETS: [f64; 1] = [f64::INFINITY];
 
 impl Metrics {
-    /// Metrics of the pod of this node rank, which is on `node`, where that is known.
+    /// Metrics of the pod with this node rank, on `node` if known.
     pub(crate) fn new(config: &RunConfig, node_rank: u32, node: Option<&str>) -> prometheus::Result<Self> {
         let registry = Registry::new();
         let rank = node_rank * config.ranks_per_node;
@@ -42,7 +41,7 @@ impl Metrics {
                 .const_label(names::LABEL_RANK, rank.to_string())
         };
         let registered = |metric: Box<dyn Collector>| registry.register(metric);
-        // A gauge has no series until its value is known.
+        // A gauge without a value has no series.
         let gauge = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<GaugeVec> {
             let gauge = GaugeVec::new(options(name, help), labels)?;
             registered(Box::new(gauge.clone()))?;
@@ -57,7 +56,7 @@ impl Metrics {
             .with_label_values(&[node])
             .set(1.0);
         }
-        let first = || -> prometheus::Result<First> {
+        let first = || -> prometheus::Result<FirstRank> {
             let images = Counter::with_opts(options(
                 names::IMAGES_TOTAL,
                 "Training images that all ranks have processed.",
@@ -66,12 +65,12 @@ impl Metrics {
             let step_seconds = HistogramVec::new(
                 HistogramOpts {
                     common_opts: options(names::STEP_SECONDS, "Seconds of each part of an optimizer step."),
-                    buckets: step_buckets()?,
+                    buckets: STEP_BUCKETS.to_vec(),
                 },
                 &[names::LABEL_PHASE],
             )?;
             registered(Box::new(step_seconds.clone()))?;
-            Ok(First {
+            Ok(FirstRank {
                 images,
                 step_seconds,
                 loss: gauge(
@@ -98,7 +97,7 @@ impl Metrics {
         Ok(Self { registry, first })
     }
 
-    /// Takes in some steps, of so many images each.
+    /// Records steps of `images` images each.
     pub(crate) fn steps(&self, steps: &LoggedSteps, images: f64) {
         let Some(first) = &self.first else { return };
         first.images.inc_by(steps.count as f64 * images);
@@ -112,13 +111,13 @@ impl Metrics {
         ];
         if steps.phases.compute() > 0.0 {
             for (phase, seconds) in names::STEP_PHASES.iter().zip(seconds) {
-                // Once for all: only their mean is known.
+                // Once for all of them, because only the mean is known.
                 first.step_seconds.with_label_values(&[phase]).observe(seconds);
             }
         }
     }
 
-    /// Takes in the run's progress.
+    /// Records the run's progress.
     pub(crate) fn progress(&self, progress: &Progress) {
         let Some(first) = &self.first else { return };
         let set = |gauge: &GaugeVec, value: Option<f64>| {

@@ -1,32 +1,32 @@
-//! When a rank got on last, and how long it may take to.
+//! When a rank last made progress, and how long it may be idle.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use contract::Activity;
 
-/// Steps of which the median is taken.
+/// Number of steps for the median.
 const LATEST_STEPS: usize = 101;
 
-/// A rank that was told to stop is given up when it has not got on for this long. What the gang has not saved by then
-/// it never will: a step needs all ranks.
+/// A stopping rank without progress for this long is given up. The gang can no longer save, because
+/// a step needs all ranks.
 pub const GIVEN_UP: Patience = Patience {
     steps: 10.0,
     least_seconds: 10.0,
 };
 
-/// How long a rank may stand still: so many of its median steps, and no less than so many seconds.
+/// Maximum idle time of a rank: a multiple of its median step, and a minimum in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Of its median steps.
+    /// Multiple of the median step.
     pub steps: f64,
-    /// At the least.
+    /// Minimum in seconds.
     pub least_seconds: f64,
 }
 
 impl Patience {
-    /// Whether a rank that does this has stood still for longer. Never before it has taken a step, nor in what may take
-    /// any time.
+    /// Whether a rank with this activity was idle for longer. Always false before its first step,
+    /// and in activities without a time limit.
     pub fn is_over(self, activity: Activity, idle_seconds: f64, median_step: Option<f64>) -> bool {
         let bound = median_step.map_or(f64::INFINITY, |median| {
             (self.steps * median).max(self.least_seconds)
@@ -35,14 +35,14 @@ impl Patience {
     }
 }
 
-/// What one rank last did.
+/// Progress of a rank.
 #[derive(Clone, Debug)]
 pub struct Pulse {
-    /// What it does.
+    /// Its activity.
     pub activity: Activity,
     /// Optimizer steps finished.
     pub step: Option<u64>,
-    /// How often it has got on.
+    /// How often it made progress.
     pub moves: u64,
     moved_at: Instant,
     seconds: VecDeque<f64>,
@@ -61,7 +61,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// It has finished a step, which took so many seconds.
+    /// Records a finished step that lasted `seconds`.
     pub fn stepped(&mut self, step: u64, seconds: f64) {
         self.step = Some(step);
         self.turned_to(Activity::Training);
@@ -71,31 +71,31 @@ impl Pulse {
         self.seconds.push_back(seconds);
     }
 
-    /// It turns to an activity, or gets on with it.
+    /// Records a change of activity, or progress in it.
     pub fn turned_to(&mut self, activity: Activity) {
         self.activity = activity;
         self.moves += 1;
         self.moved_at = Instant::now();
     }
 
-    /// How long it has not got on.
+    /// Time since its last progress.
     pub fn idle(&self) -> Duration {
         self.moved_at.elapsed()
     }
 
-    /// Of its latest steps, seconds.
+    /// Median of its latest steps, seconds.
     pub fn median_step(&self) -> Option<f64> {
         median(self.seconds.iter().copied())
     }
 
-    /// As if it had got on so much earlier, for tests.
+    /// Moves its last progress into the past, for tests.
     #[doc(hidden)]
     pub fn age(&mut self, by: Duration) {
         self.moved_at -= by;
     }
 }
 
-/// The middle value, the lower one of two; `None` of nothing.
+/// The lower median; `None` without values.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     let middle = values.len().checked_sub(1)? / 2;

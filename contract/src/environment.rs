@@ -1,4 +1,4 @@
-//! Names by which a pod's environment reaches the agent, and the fixed places and ports in a pod.
+//! Names of the agent's environment variables, and fixed paths and ports in a pod.
 
 /// Path of the [`RunConfig`](crate::RunConfig) as JSON.
 pub const RUN_CONFIG: &str = "VIT_RUN_CONFIG";
@@ -6,54 +6,55 @@ pub const RUN_CONFIG: &str = "VIT_RUN_CONFIG";
 pub const LOG: &str = "VIT_LOG";
 /// Index of this pod in the gang, `0..nodes`. Ranks are numbered `node_rank * ranks_per_node + local_rank`.
 pub const NODE_RANK: &str = "VIT_NODE_RANK";
-/// The job's attempt, from 1; the prefix of the rendezvous keys, so that two attempts can never meet.
+/// The job's attempt, from 1; prefixes the rendezvous keys, so that attempts cannot meet.
 pub const ATTEMPT: &str = "VIT_ATTEMPT";
 /// Host name of the pod that holds rank 0 and the rendezvous store.
 pub const COORDINATOR_HOST: &str = "VIT_COORDINATOR_HOST";
 /// TCP port of the rendezvous store.
 pub const COORDINATOR_PORT: &str = "VIT_COORDINATOR_PORT";
-/// Address of this pod to which collectives bind.
+/// Address of this pod for collectives to bind to.
 pub const POD_ADDRESS: &str = "VIT_POD_ADDRESS";
 /// Name of the node, for metrics; may be absent.
 pub const NODE_NAME: &str = "VIT_NODE_NAME";
-/// Port on which the agent serves `/metrics`, `/progress`, `/heartbeats` and `/healthz`; 0 picks a free one.
+/// Port of the agent's `/metrics`, `/progress`, `/heartbeats` and `/healthz`; 0 picks a free one.
 pub const AGENT_PORT: &str = "VIT_AGENT_PORT";
-/// File that takes the [`TerminationRecord`](crate::TerminationRecord); Kubernetes calls it the termination log.
+/// File for the [`TerminationRecord`](crate::TerminationRecord), Kubernetes' termination log.
 pub const TERMINATION_LOG: &str = "VIT_TERMINATION_LOG";
 
-/// What torchrun tells each of its ranks (`torch/distributed/run.py`), and what it takes for its options
+/// The variables that torchrun sets for each rank (`torch/distributed/run.py`) and reads as options
 /// (`torch/distributed/argparse_util.py`).
 pub mod torchrun {
     /// Global rank.
     pub const RANK: &str = "RANK";
     /// Number of ranks.
     pub const WORLD_SIZE: &str = "WORLD_SIZE";
-    /// Rank among those of the node.
+    /// Rank on the node.
     pub const LOCAL_RANK: &str = "LOCAL_RANK";
-    /// Number of ranks of the node.
+    /// Number of ranks on the node.
     pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-    /// Host where ranks meet.
+    /// Host of the rendezvous.
     pub const MASTER_ADDR: &str = "MASTER_ADDR";
-    /// Port there.
+    /// Port of the rendezvous.
     pub const MASTER_PORT: &str = "MASTER_PORT";
 
-    /// A node on which another trainer's command is started, and where its ranks meet.
+    /// A node that runs another trainer's command, and the rendezvous of its ranks.
     #[derive(Clone, Copy, Debug)]
     pub struct Node<'a> {
-        /// Number of the node, from 0.
+        /// Index of the node, from 0.
         pub rank: usize,
-        /// How many there are.
+        /// Number of nodes.
         pub nodes: usize,
-        /// Ranks of each.
+        /// Ranks per node.
         pub ranks_per_node: u32,
         /// Host of rank 0.
         pub host: &'a str,
-        /// Port there.
+        /// Port of the rendezvous.
         pub port: u16,
     }
 
     impl Node<'_> {
-        /// The command's variables. Those of a rank are among them where the node has only one, which then needs no launcher.
+        /// The command's variables. With one rank per node they include the rank's, so no launcher
+        /// is needed.
         pub fn environment(self) -> Vec<(&'static str, String)> {
             let (rank, nodes) = (self.rank.to_string(), self.nodes.to_string());
             let (host, port) = (self.host.to_owned(), self.port.to_string());
@@ -80,13 +81,13 @@ pub mod torchrun {
     }
 }
 
-/// Where the operator mounts the run configuration.
+/// Mount path of the run configuration.
 pub const RUN_CONFIG_PATH: &str = "/etc/vit/run.json";
-/// Where the log of another trainer is in a pod.
+/// Path of another trainer's log in a pod.
 pub const LOG_PATH: &str = "/tmp/vit-log.jsonl";
-/// Where kubelets expect the termination message.
+/// Path where kubelets expect the termination message.
 pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
-/// Port of the rendezvous store in a pod, as `torchrun` has it.
+/// Port of the rendezvous store in a pod, as in `torchrun`.
 pub const DEFAULT_COORDINATOR_PORT: u16 = 29500;
 /// Port of the agent's HTTP endpoints in a pod.
 pub const DEFAULT_AGENT_PORT: u16 = 9402;

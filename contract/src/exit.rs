@@ -1,4 +1,4 @@
-//! Exit codes of the trainer, and what each one asks of whoever started it.
+//! Exit codes of the trainer, and the failure class of each.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,16 +21,16 @@ pub enum ExitCode {
     Diverged,
     /// 79: a checkpoint could not be written or read.
     Storage,
-    /// 143: told to stop (SIGTERM), saved a checkpoint and stopped.
+    /// 143: stopped by SIGTERM after saving a checkpoint.
     Stopped,
-    /// 128 + n: ended by signal n (other than a stop that saved).
+    /// 128 + n: ended by signal n, except for a stop that saved.
     Signal(u8),
     /// Any other code: a defect of the trainer.
     Other(u8),
 }
 
 impl ExitCode {
-    /// The number a process exits with.
+    /// The exit code as a number.
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -47,7 +47,7 @@ impl ExitCode {
         }
     }
 
-    /// Reads a process's exit code.
+    /// The meaning of a process's exit code.
     pub fn from_code(code: u8) -> Self {
         match code {
             0 => Self::Done,
@@ -64,7 +64,7 @@ impl ExitCode {
         }
     }
 
-    /// The class of failure; `None` where nothing failed.
+    /// The class of failure; `None` if nothing failed.
     pub fn failure_class(self) -> Option<FailureClass> {
         match self {
             Self::Done | Self::Stopped => None,
@@ -81,43 +81,43 @@ impl ExitCode {
     }
 }
 
-/// Why an attempt failed, in a closed set: the label of metrics and the key of the restart decision.
+/// Why an attempt failed: the label of metrics and the key of the restart decision.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub enum FailureClass {
-    /// Wrong configuration: the same again would fail again.
+    /// Wrong configuration: a retry would fail again.
     BadConfig,
-    /// Missing or corrupt data: the same again would fail again.
+    /// Missing or corrupt data: a retry would fail again.
     BadData,
     /// Another rank or the network was lost.
     PeerLost,
     /// The accelerator is missing or faulty.
     DeviceFault,
-    /// Out of memory: the same plan would fail again.
+    /// Out of memory: a retry with the same plan would fail again.
     OutOfMemory,
-    /// Loss or gradient norm not finite: the same steps would give the same again.
+    /// Loss or gradient norm not finite: a retry would fail again.
     Diverged,
     /// Checkpoint storage could not be written or read.
     Storage,
     /// A process was ended by a signal.
     Killed,
-    /// A process ended in a way that no other class names.
+    /// A process ended in any other way.
     Crashed,
     /// The pod was deleted, evicted or preempted, or its node went away.
     PodLost,
     /// A pod could not be started, or not in time: its image, its volumes, or its node.
     StartFailed,
-    /// No rank finished a step any more, though none had ended.
+    /// No rank finished steps any more, although all were running.
     Stalled,
 }
 
-/// memory that ran out, if that is what failed, and it is known: GPU, or Host for that of the pod.
+/// memory that ran out, if that is known to be the cause: GPU, or Host for the pod's memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Memory {
-    /// That of its GPU.
+    /// The rank's GPU memory.
     #[serde(rename = "GPU")]
     Gpu,
-    /// That of its pod, or of the machine.
+    /// The memory of the pod or the machine.
     Host,
 }
 
@@ -138,7 +138,7 @@ impl FailureClass {
         Self::Stalled,
     ];
 
-    /// Whether a new attempt on the same plan can go better.
+    /// Whether a new attempt with the same plan may succeed.
     pub fn is_retryable(self) -> bool {
         match self {
             Self::PeerLost
@@ -153,8 +153,8 @@ impl FailureClass {
         }
     }
 
-    /// Whether this class is only the echo of another rank's failure: when ranks of one attempt fail together,
-    /// the rank that lost its peer is not the one to blame.
+    /// Whether this class only follows from another rank's failure: of ranks that fail together,
+    /// the one that lost its peer is not the cause.
     pub fn is_echo(self) -> bool {
         self == Self::PeerLost
     }
@@ -199,7 +199,7 @@ mod tests {
     fn what_the_user_must_fix_is_never_retried() {
         for code in [2, 3, 77, 78] {
             let class = ExitCode::from_code(code).failure_class().expect("a failure");
-            assert!(!class.is_retryable(), "exit code {code} ({class}) is retried");
+            assert!(!class.is_retryable(), "exit code {code} ({class}) is retryable");
         }
     }
 

@@ -1,22 +1,23 @@
-//! Names of files that stand for several.
+//! Patterns for names of several files.
 
-/// Most files that a range names.
+/// Maximum number of files in a range.
 const MOST_FILES: u32 = 1_000_000;
 
 /// The files that a pattern names.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum FileNames {
-    /// The one whose name it is.
+    /// The file with this name.
     One(String),
-    /// Those of a range such as `train-{000..127}.tar`, in order; numbers have at least as many digits as the first.
+    /// Files of a range such as `train-{000..127}.tar`, in order; numbers have at least as many
+    /// digits as the first.
     Range(Vec<String>),
-    /// Those that begin and end so, of a pattern with one `*`.
+    /// Files with this prefix and suffix, from a pattern with one `*`.
     Between(String, String),
 }
 
 impl FileNames {
-    /// `None` where a pattern has more than one `*` or range, both, or a range that is malformed, goes down, or names more than a
-    /// million files.
+    /// `None` for a pattern with several `*` or ranges, with both, or with a range that is
+    /// malformed, descending or of more than a million files.
     pub fn parse(pattern: &str) -> Option<Self> {
         let Some((before, rest)) = pattern.split_once('{') else {
             let Some((before, after)) = pattern.split_once('*') else {

@@ -1,45 +1,45 @@
-//! What is known of GPU products, and what the driver tells of a GPU.
+//! Peaks of GPU products, and the driver's readings of a GPU.
 
 use serde::{Deserialize, Serialize};
 
-/// What the driver tells of a GPU at a moment, through NVML. What a GPU does not tell is absent: a MIG instance has a memory of
-/// its own and no more.
+/// The driver's reading of a GPU, through NVML. Unavailable values are absent: a MIG instance has
+/// only its memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuReading {
-    /// Share of the driver's last sampling period, up to a second, in which some kernel ran, 0..1.
+    /// Share of the driver's last sampling period (up to a second) with a running kernel, 0..1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<f64>,
-    /// Memory that all processes take, with CUDA's own, bytes.
+    /// Memory in use by all processes, including CUDA, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_used_bytes: Option<u64>,
-    /// Of the chip.
+    /// Temperature of the chip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_celsius: Option<f64>,
-    /// Of the whole board.
+    /// Power of the whole board.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<f64>,
-    /// What holds its clocks down; empty where nothing does.
+    /// Why its clocks are reduced; empty if they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_by: Option<Vec<ThrottleReason>>,
 }
 
-/// Why a GPU's clocks are held down though it has work.
+/// Why a busy GPU's clocks are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThrottleReason {
-    /// The driver keeps it to its power limit.
+    /// The power limit.
     PowerCap,
-    /// The machine's power supply asks for less.
+    /// The machine's power supply.
     PowerBrake,
-    /// It is too hot, or its memory.
+    /// The temperature of the chip or its memory.
     Thermal,
-    /// The hardware slows it down, for none of the reasons above.
+    /// Another slowdown by the hardware.
     Hardware,
 }
 
 impl ThrottleReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 4] = [Self::PowerCap, Self::PowerBrake, Self::Thermal, Self::Hardware];
 
     /// Its name in metrics and logs.
@@ -53,9 +53,9 @@ impl ThrottleReason {
     }
 }
 
-/// Dense peaks of matrix products in half precision, FLOP/s, by the words that a product's name has: in bf16, and in fp16 of
-/// those from before Ampere, which have no bf16. Of torchtitan's `get_peak_flops` and NVIDIA's data sheets. The first entry
-/// whose words are all there counts.
+/// Dense peaks of half-precision matrix products, FLOP/s, by words of the product's name: bf16, or
+/// fp16 before Ampere. From torchtitan's `get_peak_flops` and NVIDIA's data sheets. The first entry
+/// whose words are all present counts.
 const PEAKS: [(&[&str], f64); 17] = [
     (&["GB200"], 2.5e15),
     (&["B200"], 2.25e15),
@@ -76,8 +76,9 @@ const PEAKS: [(&[&str], f64); 17] = [
     (&["T4"], 65e12),
 ];
 
-/// Dense peak of a GPU's matrix products in half precision, FLOP/s; `None` for a product that is not known, and for a part of
-/// a GPU. `product` is as CUDA or a node's label has it: `NVIDIA A100-SXM4-40GB`, `NVIDIA-A100-SXM4-40GB`.
+/// Dense peak of a GPU's half-precision matrix products, FLOP/s; `None` for unknown products and
+/// parts of a GPU. `product` is as in CUDA or a node label: `NVIDIA A100-SXM4-40GB`,
+/// `NVIDIA-A100-SXM4-40GB`.
 pub fn peak_flops(product: &str) -> Option<f64> {
     let words: Vec<&str> = product.split([' ', '-']).collect();
     if words.contains(&"MIG") || words.contains(&"SHARED") {

@@ -1,39 +1,40 @@
-//! What an agent tells of the ranks of its pod, whether or not they get on.
+//! An agent's report on the ranks of its pod, whether or not they make progress.
 
 use serde::{Deserialize, Serialize};
 
-/// What the training loop of a rank is doing.
+/// Activity of a rank's training loop.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Activity {
-    /// Loading data and weights, meeting the other ranks, taking the first step of the attempt.
+    /// Loading data and weights, joining the other ranks, taking the first step of the attempt.
     #[default]
     Starting,
     /// Taking steps.
     Training,
     /// Classifying held-out images.
     Evaluating,
-    /// Copying values for a checkpoint, or waiting until one is written.
+    /// Copying tensors for a checkpoint, or waiting until one is written.
     Checkpointing,
 }
 
 impl Activity {
-    /// Whether a rank gets on while it does this, or else hangs. The others may take any time: they wait for storage.
+    /// Whether a rank must make progress in this activity. The others wait for storage and may last
+    /// any time.
     pub fn is_counted(self) -> bool {
         matches!(self, Self::Training | Self::Evaluating)
     }
 }
 
-/// What the kernel says of a rank's process.
+/// State of a rank's process in the kernel.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProcessState {
-    /// It runs, or sleeps as processes do.
+    /// It runs or sleeps.
     #[default]
     Running,
     /// A signal or a debugger has stopped it.
     Stopped,
-    /// It waits for storage or a driver and cannot be interrupted, which is usual only for moments.
+    /// It waits uninterruptibly for storage or a driver, which normally is brief.
     Uninterruptible,
     /// It has ended.
     Ended,
@@ -51,27 +52,27 @@ impl ProcessState {
     }
 }
 
-/// A rank as its agent sees it at the moment of the answer.
+/// A rank as its agent sees it when it answers.
 ///
-/// Ages are taken by the agent's monotonic clock, so that the clocks of pods and operator need not agree.
+/// Ages use the agent's monotonic clock, so the clocks of pods and operator need not agree.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Heartbeat {
     /// Global rank.
     pub rank: u32,
-    /// What its training loop is doing.
+    /// Activity of its training loop.
     pub activity: Activity,
     /// Optimizer steps finished, over all attempts; `None` before the first one of this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// How often it has got on: by a step, by a batch of an evaluation, or to another activity.
+    /// How often it made progress: a step, an evaluation batch, or a change of activity.
     pub moves: u64,
-    /// Seconds since it last did.
+    /// Seconds since it last made progress.
     pub idle_seconds: f64,
     /// Median seconds of its latest steps; `None` before the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub median_step_seconds: Option<f64>,
-    /// What the kernel says of its process.
+    /// State of its process in the kernel.
     pub process: ProcessState,
 }
 
@@ -81,6 +82,6 @@ pub struct Heartbeat {
 pub struct Heartbeats {
     /// Attempt that the pod belongs to, from 1.
     pub attempt: u32,
-    /// In the order of their rank.
+    /// Sorted by rank.
     pub ranks: Vec<Heartbeat>,
 }

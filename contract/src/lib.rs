@@ -1,5 +1,5 @@
-//! What the operator and the trainer agree on. Both compile against this crate, so that a renamed metric, a new
-//! exit code or a changed field of the run configuration is a compile error and not a job that hangs.
+//! The interface of operator and trainer. Both compile against this crate, so a renamed metric, a
+//! new exit code or a changed field of the run configuration is a compile error, not a hanging job.
 //!
 //! ```text
 //!   operator                                   trainer
@@ -10,7 +10,7 @@
 //!   status   <- TerminationRecord, ExitCode <- agent (container termination message)
 //! ```
 //!
-//! Plain values and serde only: no Kubernetes client, no libtorch.
+//! Plain values and serde only, without a Kubernetes client or libtorch.
 #![forbid(unsafe_code)]
 
 pub mod environment;
@@ -20,7 +20,7 @@ pub mod gpu;
 pub mod heartbeat;
 #[allow(
     clippy::doc_markdown,
-    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+    reason = "`kubectl explain` prints these texts, where backticks are noise"
 )]
 pub mod measurement;
 pub mod metrics;
@@ -41,6 +41,6 @@ pub use run_config::{
     CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
     GradientCompression, Interpolation, JobIdentity, LearningRateScaling, Loss, LossScaleConfig,
     MeasureConfig, ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin,
-    Parallelism, PixelType, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume,
+    Parallelism, PixelType, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Release, Resume,
     RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
 };

@@ -1,10 +1,10 @@
-//! What a run measured of itself.
+//! Measurements of a run.
 
 mod columns;
 
 use serde::{Deserialize, Serialize};
 
-/// What one run measured.
+/// The measurements of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -12,7 +12,7 @@ pub struct Measurement {
     /// worldSize is the number of ranks.
     #[cfg_attr(feature = "schema", schemars(with = "i32"))]
     pub world_size: u32,
-    /// ranksOnMachine is the number of those that share rank 0's machine, itself included, where that is known.
+    /// ranksOnMachine is the number of ranks on rank 0's machine, including rank 0, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i32>"))]
     pub ranks_on_machine: Option<u32>,
@@ -25,38 +25,39 @@ pub struct Measurement {
     /// device is the product of the GPUs; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// epochs are all epochs, the first with its warm-up, as a list for each value.
+    /// epochs are all epochs, the first with its warmup, with one list per value.
     #[serde(with = "columns")]
     #[cfg_attr(feature = "schema", schemars(with = "columns::Columns"))]
     pub epochs: Vec<Epoch>,
-    /// steps is the number of steps after the warm-up, which the following are means of.
+    /// steps is the number of steps after warmup; the following fields are means over them.
     #[cfg_attr(feature = "schema", schemars(with = "i64"))]
     pub steps: u64,
     /// stepSeconds is the time of a step of rank 0.
     pub step_seconds: f64,
-    /// imagesPerSecond are training images over all ranks.
+    /// imagesPerSecond is the rate of training images over all ranks.
     pub images_per_second: f64,
-    /// phases are where a step's seconds went on rank 0.
+    /// phases are the seconds of rank 0's step by phase.
     pub phases: PhaseSeconds,
-    /// communicationSeconds are those of a step in which collectives were under way, hidden or not.
+    /// communicationSeconds is the time per step with running collectives, hidden or not.
     pub communication_seconds: f64,
-    /// communicationBytes are those that a rank sends in a step, told as those of all-reduces: a reduce-scatter and an all-gather
-    /// send half as much as an all-reduce of as many bytes.
+    /// communicationBytes is the number of bytes that a rank sends per step, in terms of
+    /// all-reduces: a reduce-scatter or all-gather of as many bytes counts half.
     pub communication_bytes: f64,
-    /// allReduces is the number of collectives of a step, where that is known; a reduce-scatter and an all-gather count half.
+    /// allReduces is the number of collectives per step, if known; a reduce-scatter or all-gather
+    /// counts half.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_reduces: Option<f64>,
-    /// memoryBytes is the most memory of tensors on rank 0's GPU, or of its process where there is none.
+    /// memoryBytes is the peak of tensor memory on rank 0's GPU, or of its process without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
     pub memory_bytes: Option<u64>,
-    /// gpu is what the driver told of rank 0's GPU, where it did.
+    /// gpu has the driver's readings of rank 0's GPU, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuUse>,
-    /// nodes are those of the gang, by node rank, where that is known.
+    /// nodes are the gang's nodes by node rank, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// machine is where rank 0 ran, where that is known.
+    /// machine is rank 0's machine, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
 }
@@ -65,41 +66,43 @@ pub struct Measurement {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Epoch {
-    /// Of its steps; without evaluation and checkpoints.
+    /// Seconds of its steps, without evaluation and checkpoints.
     pub seconds: f64,
     /// Mean training loss.
     pub loss: f64,
-    /// Share of its training images that were classified right while the model trained on them, 0..1.
+    /// Share of its training images classified right during training, 0..1.
     pub train_accuracy: f64,
     /// Share of held-out images classified right after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
 }
 
-/// gpu is what the driver told of rank 0's GPU while it trained. What a GPU does not tell is absent.
+/// gpu has the driver's readings of rank 0's GPU during training. Unavailable values are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GpuUse {
-    /// utilization is the share of time in which some kernel ran, 0 to 1: the mean over the steps after the warm-up.
+    /// utilization is the share of time with a running kernel, 0 to 1, mean over the steps after
+    /// warmup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<f64>,
-    /// memoryUsedBytes is the most memory that all processes took on it.
+    /// memoryUsedBytes is the peak memory of all processes on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
     pub memory_used_bytes: Option<u64>,
-    /// temperatureCelsius is the highest.
+    /// temperatureCelsius is the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_celsius: Option<f64>,
-    /// powerWatts is what its board drew: the mean over the steps after the warm-up.
+    /// powerWatts is the power of its board, mean over the steps after warmup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<f64>,
-    /// throttled is the share of the readings after the warm-up in which its clocks were held down, 0 to 1, weighed by steps.
+    /// throttled is the share of readings with reduced clocks after warmup, 0 to 1, weighted by
+    /// steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled: Option<f64>,
 }
 
-/// phases are the seconds of a step by phase, named as [`crate::metrics::STEP_PHASES`].
+/// phases are the seconds of a step by phase, named as in [`crate::metrics::STEP_PHASES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -110,22 +113,22 @@ pub struct PhaseSeconds {
     pub forward: f64,
     /// backward pass, without waiting.
     pub backward: f64,
-    /// sync_exposed is waiting for collectives that every rank had begun.
+    /// sync_exposed is waiting for collectives that every rank had started.
     pub sync_exposed: f64,
-    /// sync_straggler is waiting for ranks that had not begun.
+    /// sync_straggler is waiting for ranks that had not started a collective.
     pub sync_straggler: f64,
-    /// optimizer: checks, clipping, the optimizer, and what the host does between steps.
+    /// optimizer: checks, clipping, the optimizer, and the host's work between steps.
     pub optimizer: f64,
 }
 
-/// machine is where a rank ran, and what trained there.
+/// machine is a rank's machine and trainer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
-    /// processor is the product of its processors.
+    /// processor is the product name of its processors.
     pub processor: String,
-    /// processors is the number of processors that may be used.
+    /// processors is the number of usable processors.
     #[cfg_attr(feature = "schema", schemars(with = "i32"))]
     pub processors: usize,
     /// memoryBytes of the machine.
@@ -136,56 +139,56 @@ pub struct Machine {
 }
 
 impl PhaseSeconds {
-    /// Everything but waiting.
+    /// Everything except waiting.
     pub fn compute(&self) -> f64 {
         self.data + self.forward + self.backward + self.optimizer
     }
 
-    /// Waiting for synchronisation. What DeepSpeed reports as `bwd_allreduce`.
+    /// Waiting for synchronization, which DeepSpeed reports as `bwd_allreduce`.
     pub fn waiting(&self) -> f64 {
         self.sync_exposed + self.sync_straggler
     }
 }
 
 impl Measurement {
-    /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
+    /// Maximum number of epochs that fits a [`TerminationRecord`](crate::TerminationRecord).
     pub const MOST_EPOCHS: usize = 50;
-    /// Most characters in it of a GPU's product, a processor's, and the trainer's version.
+    /// Maximum length in it of the product names of GPU and processor and of the trainer's version.
     const MOST_LETTERS: [usize; 3] = [56, 60, 16];
-    /// Share of a step of which it may be unknown where it goes.
-    const MOST_UNTOLD: f64 = 0.05;
+    /// Maximum share of a step outside all phases.
+    const MOST_UNATTRIBUTED: f64 = 0.05;
 
-    /// Whether so many seconds of a step, of which it is unknown where they go, leave its parts worth telling.
+    /// Whether the phases of a step are worth showing, given its seconds outside all of them.
     pub fn are_told(untold: f64, step: f64) -> bool {
-        untold <= Self::MOST_UNTOLD * step
+        untold <= Self::MOST_UNATTRIBUTED * step
     }
 
-    /// Seconds of a step of which it is not known where they went; other trainers may not tell.
+    /// Seconds of a step outside all phases; other trainers may not report them.
     pub fn untold_seconds(&self) -> f64 {
         (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
     }
 
-    /// Whether it is known where nearly all of a step goes.
+    /// Whether the phases cover nearly all of a step.
     pub fn tells_parts(&self) -> bool {
         Self::are_told(self.untold_seconds(), self.step_seconds)
     }
 
-    /// Steps of an epoch, of which only whole ones are trained.
+    /// Steps of an epoch; incomplete ones are dropped.
     pub fn steps_per_epoch(&self) -> u64 {
         self.train_images / self.global_batch_size.max(1)
     }
 
-    /// What an epoch takes after the warm-up.
+    /// Time of an epoch after warmup.
     pub fn epoch_seconds(&self) -> f64 {
         self.steps_per_epoch() as f64 * self.step_seconds
     }
 
-    /// The mean over all epochs, the first included, as the study that this project started from has it.
+    /// The mean over all epochs, including the first, as in the study that started this project.
     pub fn mean_epoch_seconds(&self) -> f64 {
         self.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>() / self.epochs.len().max(1) as f64
     }
 
-    /// The same in few characters: to six digits, and accuracies to five.
+    /// Shortened: numbers to six digits, accuracies to five, names to their maximum length.
     #[must_use]
     pub fn rounded(mut self) -> Self {
         let phases = &mut self.phases;
@@ -250,9 +253,9 @@ fn to_digits(value: f64, digits: usize) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// As many characters as a measurement can have.
+    /// The longest possible measurement.
     pub(crate) fn longest() -> Measurement {
-        // No time of six digits takes more characters.
+        // No time of six digits has more characters.
         let value = 0.000_012_345_67;
         let epoch = Epoch {
             seconds: 123_456.789,

@@ -6,7 +6,7 @@
 
 use crate::{ModelConfig, Pooling};
 
-/// What a name stands for. Lengths in pixels and in channels of the residual stream.
+/// The sizes of a named model. Lengths in pixels and in channels of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelPreset {
     /// Side of the square input image, pixels.
@@ -21,7 +21,7 @@ pub struct ModelPreset {
     pub heads: u32,
     /// Width of the hidden layer of a block's MLP.
     pub mlp_size: u32,
-    /// What the classifier reads.
+    /// Input of the classifier.
     pub pooling: Pooling,
     /// Register tokens.
     pub register_tokens: u32,
@@ -71,7 +71,7 @@ const FAMILIES: [Family; 8] = [
 ];
 
 impl ModelPreset {
-    /// The preset of that name, timm's or torchvision's.
+    /// The preset with this name of timm or torchvision.
     pub fn by_name(name: &str) -> Option<Self> {
         let plain = |family: &str, patch_size, image_size| Self::plain(family, patch_size, image_size);
         match name {
@@ -96,7 +96,7 @@ impl ModelPreset {
         }
     }
 
-    /// The network for so many classes and channels.
+    /// The network for these numbers of classes and channels.
     pub fn model(self, num_classes: u32, channels: u32) -> ModelConfig {
         ModelConfig {
             image_size: self.image_size,
@@ -142,7 +142,7 @@ impl ModelPreset {
         }
     }
 
-    /// Models of self-supervised learning (arXiv 2304.07193); their giant has another kind of MLP and is not here.
+    /// Models of self-supervised learning (arXiv 2304.07193), except giant, whose MLP differs.
     fn dinov2(family: &str, patch_size: u32, register_tokens: u32) -> Option<Self> {
         if patch_size != 14 || !["small", "base", "large"].contains(&family) {
             return None;
@@ -155,7 +155,7 @@ impl ModelPreset {
     }
 }
 
-/// A number as timm writes it: digits only, no leading zero.
+/// A number in timm's notation: digits only, no leading zero.
 fn number(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| digits)

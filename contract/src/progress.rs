@@ -1,4 +1,4 @@
-//! What a running and an ended attempt tell about themselves.
+//! Reports of running and ended attempts.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::measurement::Measurement;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Attempt that this record is of, from 1.
+    /// Attempt of this record, from 1.
     pub attempt: u32,
     /// Epochs finished.
     pub epoch: u32,
@@ -23,57 +23,58 @@ pub struct Progress {
     /// Mean training loss of the last log interval, over all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Share of training images of the running epoch that were classified right, 0..1.
+    /// Share of training images of the current epoch classified right, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train_accuracy: Option<f64>,
     /// Share of held-out images classified right at the last evaluation, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
-    /// The same of the averaged weights, where the run keeps an average.
+    /// The same with averaged weights, if the run keeps an average.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_validation_accuracy: Option<f64>,
-    /// Average precision of the held-out images at the last evaluation, mean over the classes, 0..1; where images may show several
-    /// classes.
+    /// Mean average precision of the held-out images at the last evaluation, 0..1; if images may
+    /// show several classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_mean_average_precision: Option<f64>,
-    /// Training images a second over all ranks, mean of the last log interval.
+    /// Training images per second over all ranks, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images_per_second: Option<f64>,
-    /// Share of step time in which rank 0 waited for synchronisation (exposed communication and straggler wait),
-    /// 0..1, mean of the last log interval.
+    /// Share of step time that rank 0 waited for synchronization (exposed communication and
+    /// straggler wait), 0..1, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
-    /// Time of a step over what it would take if every rank computed for as long as the median one (of an even number the
-    /// faster one of the two in the middle), mean of the last log interval; 1 where no rank is slower. The slowdown S of arXiv 2505.05713.
+    /// Step time over the step time if every rank computed as fast as the median one (the faster of
+    /// two), mean of the last log interval; 1 without slower ranks. The slowdown S of arXiv
+    /// 2505.05713.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// Ranks that computed for longer than the others in the last log interval, the slowest first; at most
-    /// [`MOST_SLOW_RANKS`]. The agent leaves them out of its last words.
+    /// Ranks that computed for longer than the others in the last log interval, the slowest first;
+    /// at most [`MOST_SLOW_RANKS`]. Not in termination messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow_ranks: Vec<SlowRank>,
-    /// Ranks that take no images, because a single one would hold up the others; of many the first [`MOST_SLOW_RANKS`]. The
-    /// agent leaves them out of its last words.
+    /// Ranks that get no images, because even one would delay the others; at most the first
+    /// [`MOST_SLOW_RANKS`]. Not in termination messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub idle_ranks: Vec<u32>,
-    /// What this attempt has spent its time on; absent from trainers that do not tell it.
+    /// This attempt's time by activity; absent if the trainer does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spent: Option<Spent>,
-    /// Seconds to the end of the run at the present speed.
+    /// Seconds to the end of the run at the current speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
     /// Newest checkpoint that is complete on storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointRecord>,
-    /// When this record was made, RFC 3339 in UTC.
+    /// Time of this record, RFC 3339 in UTC.
     pub updated_at: String,
-    /// Rank 0 at the moment of the answer: the record itself stays as it is where training stands still. The agent adds
-    /// it to what it answers, and to nothing else.
+    /// Rank 0 at the time of the response, because the record does not change while training is
+    /// stuck. The agent adds it to responses only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<Heartbeat>,
 }
 
 impl Progress {
-    /// Whole percent of the run that is done, 0..=100; 100 only at the last step.
+    /// Percent of the run that is done, 0..=100, rounded down.
     pub fn percent(&self) -> u8 {
         if self.total_steps == 0 {
             return 0;
@@ -82,38 +83,40 @@ impl Progress {
     }
 }
 
-/// What an attempt has spent its time on since its ranks began to train, by rank 0's monotonic clock.
+/// An attempt's time by activity since its ranks began to train, by rank 0's monotonic clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spent {
-    /// Optimizer steps that were done when the attempt began.
+    /// Optimizer steps done before the attempt.
     pub first_step: u64,
     /// Seconds in optimizer steps.
     pub step_seconds: f64,
     /// Seconds of classifying held-out images.
     pub evaluation_seconds: f64,
-    /// Seconds in which training stood still for a checkpoint.
+    /// Seconds that training paused for checkpoints.
     pub checkpoint_seconds: f64,
 }
 
-/// A rank that computes for longer than the others.
+/// A rank that computes for longer than others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SlowRank {
     /// Global rank.
     pub rank: u32,
-    /// Its time from the start of a step until its last gradient is ready (data, forward and backward pass, and no
-    /// waiting), over the median of the other ranks' times; at least [`LEAST_SLOWDOWN`].
+    /// Its time from the start of a step until its last gradient is ready (data, forward and
+    /// backward pass, without waiting), over the median of the other ranks; at least
+    /// [`LEAST_SLOWDOWN`].
     pub slowdown: f64,
-    /// Seconds by which a step would be shorter without this rank: what it computes for longer than the next slowest. What `S_w`
-    /// of arXiv 2505.05713 tells as a ratio, of computing alone; absent where it is 0, and from older trainers.
+    /// Seconds that a step would be shorter without this rank: its compute time beyond the next
+    /// slowest. `S_w` of arXiv 2505.05713 as a difference, of computing only; absent if 0, and from
+    /// older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved_seconds: Option<f64>,
 }
 
-/// Least slowdown that is told.
+/// Minimum slowdown of a reported rank.
 pub const LEAST_SLOWDOWN: f64 = 1.2;
-/// Slow ranks that are told at most: with more of them, others are the exception.
+/// Maximum number of reported slow ranks: with more, the others are the exception.
 pub const MOST_SLOW_RANKS: usize = 16;
 
 /// A checkpoint that is complete on storage.
@@ -132,34 +135,34 @@ pub struct CheckpointRecord {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureRecord {
-    /// Global rank; `None` where the agent itself failed.
+    /// Global rank; `None` if the agent itself failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Exit code of that rank, 128 + n where a signal n ended it.
+    /// Exit code of that rank, 128 + n for signal n.
     pub exit_code: u8,
     /// The class of the failure.
     pub class: FailureClass,
-    /// The memory that a rank ran out of, where the trainer knows it.
+    /// The memory that a rank ran out of, if the trainer knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// The error in the trainer's own words.
+    /// The trainer's error message.
     pub message: String,
 }
 
-/// The last words of a pod's agent, left in the container's termination message.
+/// The last report of a pod's agent, in the container's termination message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TerminationRecord {
-    /// Last progress; only from the pod that holds rank 0.
+    /// Last progress; only from rank 0's pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What failed, if something did.
+    /// The failure, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureRecord>,
-    /// What a run that is to be measured has measured, from the pod that holds rank 0 of a run that ended well.
+    /// The measurement of a successful run with `measure`, from rank 0's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measurement: Option<Box<Measurement>>,
-    /// Why there is none.
+    /// Why a run was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
 }
@@ -171,11 +174,12 @@ pub const TERMINATION_MESSAGE_BYTES: usize = 4096;
 pub const FAILURE_MESSAGE_BYTES: usize = 1200;
 
 impl TerminationRecord {
-    /// The record as it fits a termination message: messages are cut to [`FAILURE_MESSAGE_BYTES`], between characters.
+    /// The record cut to fit a termination message: messages have at most
+    /// [`FAILURE_MESSAGE_BYTES`], cut between characters.
     #[must_use]
     pub fn shortened(mut self) -> Self {
         if let Some(progress) = &mut self.progress {
-            // Nobody is slow any more, and the room is scarce.
+            // They do not matter any more, and space is scarce.
             progress.slow_ranks.clear();
             progress.idle_ranks.clear();
         }
@@ -250,7 +254,7 @@ mod tests {
             unmeasured: None,
         };
         fits(&record);
-        // Only what has not failed has measured anything.
+        // A failed run has no measurement.
         fits(&TerminationRecord {
             failure: None,
             measurement: Some(Box::new(crate::measurement::tests::longest().rounded())),

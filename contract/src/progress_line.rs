@@ -1,11 +1,11 @@
-//! Progress as a line to read: what the agent of rank 0 writes to its standard output, and how it is read back.
+//! Progress as a readable line on the standard output of rank 0's agent, and its parser.
 
 use crate::progress::Progress;
 
-/// What the last line of a run begins with.
+/// Start of a run's last line.
 pub const END: &str = "ended at ";
 
-/// A record as a line to read.
+/// A record as a readable line.
 pub fn write(progress: &Progress) -> String {
     let mut line = format!(
         "epoch {}/{} step {}/{}",
@@ -40,7 +40,7 @@ pub fn write(progress: &Progress) -> String {
     line
 }
 
-/// A number with the four digits that matter: 0.6123, 2.302, 87.25, 1523.
+/// A number with four significant digits: 0.6123, 2.302, 87.25, 1523.
 pub fn significant(value: f64) -> String {
     let decimals = match value.abs() {
         size if size < 1.0 => 4,
@@ -52,8 +52,8 @@ pub fn significant(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Optimizer step and mean training loss of a line that [`write()`] made; `None` for any other line, and for one from before
-/// the first loss.
+/// Optimizer step and mean training loss of a line by [`write()`]; `None` for other lines and
+/// before the first loss.
 pub fn read_loss(line: &str) -> Option<(u64, f64)> {
     let line = line.strip_prefix(END).unwrap_or(line);
     let mut parts = line.split("  ");

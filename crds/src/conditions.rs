@@ -3,8 +3,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-/// Puts a condition in the place of the one of its type; the time of the transition moves only with its value
-/// (`meta.SetStatusCondition` of Kubernetes' apimachinery).
+/// Replaces the condition of the same type. The transition time changes only with the status, as in
+/// `meta.SetStatusCondition` of Kubernetes' apimachinery.
 pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
     let last = conditions.iter_mut().find(|last| last.type_ == condition.type_);
     match last {
@@ -18,7 +18,7 @@ pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
     }
 }
 
-/// A condition that has been so since `now`.
+/// A condition whose last transition was at `now`.
 pub fn condition(
     type_: &str,
     value: bool,
@@ -38,55 +38,56 @@ pub fn condition(
 
 /// Types of `status.conditions`.
 pub mod types {
-    /// A set of like GPUs that fits the whole gang is chosen.
+    /// Identical GPUs that fit the whole gang are chosen.
     pub const PLACED: &str = "Placed";
-    /// Every pod of the gang runs; of a study, a run trains.
+    /// Every pod of the gang runs; for a study: a run trains.
     pub const RUNNING: &str = "Running";
     /// The job is suspended and holds no GPUs.
     pub const SUSPENDED: &str = "Suspended";
-    /// All epochs are done; of a study, all runs were measured.
+    /// All epochs are done; for a study: all runs were measured.
     pub const COMPLETE: &str = "Complete";
-    /// The job failed and is not tried again; of a study, some runs.
+    /// The job failed and is not retried; for a study: some runs failed.
     pub const FAILED: &str = "Failed";
-    /// A job that is to be measured told what its steps took.
+    /// A job with `measure` reported its measurement.
     pub const MEASURED: &str = "Measured";
-    /// False while what is to be done for the job cannot be; not there otherwise.
+    /// False while the job cannot be reconciled; absent otherwise.
     pub const RECONCILED: &str = "Reconciled";
 }
 
-/// Reasons of conditions and Events of studies alone.
+/// Reasons of conditions and Events that only studies have.
 pub mod study_reasons {
-    /// Running, of a study: the message says which run trains.
+    /// Running: the message names the run that trains.
     pub const RUN_TRAINS: &str = "RunTrains";
-    /// Running of a study is false: a run waits for GPUs, or starts.
+    /// Running is false: a run waits for GPUs or starts.
     pub const RUN_WAITS: &str = "RunWaits";
-    /// Running of a study is false: all its runs are over.
+    /// Running is false: all runs of the study have ended.
     pub const NO_RUNS: &str = "NoRuns";
     /// Complete: every run of the study was measured.
     pub const ALL_RUNS_MEASURED: &str = "AllRunsMeasured";
-    /// Failed: some runs of the study were not measured; the message names them. And Event: one of them.
+    /// Failed: the message names the runs that were not measured. Event: one of them.
     pub const RUNS_FAILED: &str = "RunsFailed";
-    /// Event: a job was stopped because the manifest was changed and does not need its run any more.
+    /// Event: a job was stopped because the changed manifest does not need its run.
     pub const RUN_STOPPED: &str = "RunStopped";
 }
 
-/// Reasons of conditions and Events: one word a cause; the message has the details.
+/// Reasons of conditions and Events: one word per cause; the message has the details.
 pub mod reasons {
-    /// Placed: the gang fits one group of like GPUs.
+    /// Placed: the gang fits one group of identical GPUs.
     pub const GANG_FITS: &str = "GangFits";
-    /// Placed: no group of like GPUs fits the gang, or none was asked for; its GPUs are of several kinds.
+    /// Placed: the gang has several kinds of GPUs, as no group of identical ones fits or is
+    /// required.
     pub const MIXED_GPUS: &str = "MixedGpus";
-    /// Placed is false: no group of like GPUs fits the gang now.
+    /// Placed is false: no group of identical GPUs fits the gang now.
     pub const NO_FITTING_GROUP: &str = "NoFittingGroup";
     /// Placed is false: the PriorityClass of `workers.priorityClassName` does not exist.
     pub const NO_PRIORITY_CLASS: &str = "PriorityClassNotFound";
     /// Placed is false: the job waits until Kueue admits its Workload to the queue of `scheduling.queueName`.
     pub const IN_QUEUE: &str = "InQueue";
-    /// Placed is false: Kueue has admitted the job, and GPUs are being looked for.
+    /// Placed is false: Kueue has admitted the job, which is not placed yet.
     pub const ADMITTED: &str = "Admitted";
-    /// Placed is false: the job holds no GPUs, because it is suspended.
+    /// Placed is false: the job is suspended and holds no GPUs.
     pub const NOT_PLACED_SUSPENDED: &str = "Suspended";
-    /// Placed is false: the job is over and holds no GPUs.
+    /// Placed is false: the job has finished and holds no GPUs.
     pub const RELEASED: &str = "Released";
     /// Running: every pod of the gang is ready.
     pub const ALL_PODS_READY: &str = "AllPodsReady";
@@ -96,43 +97,43 @@ pub mod reasons {
     pub const RESTARTING: &str = "Restarting";
     /// Running is false: the gang is being replaced by one of another size.
     pub const RESIZING: &str = "Resizing";
-    /// Running is false: a pod of a gang that starts no longer fits its node; the gang is placed again.
+    /// Running is false: a pod of a starting gang no longer fits its node; the gang is replaced.
     pub const NODE_UNFIT: &str = "NodeUnfit";
-    /// Running is false: Kueue has taken the quota back, pods are saving and stopping.
+    /// Running is false: Kueue evicted the job; pods save a checkpoint and stop.
     pub const EVICTED: &str = "Evicted";
-    /// Running is false: there are no pods.
+    /// Running is false: the job has no pods.
     pub const NO_PODS: &str = "NoPods";
     /// Suspended: `spec.suspend` is set and all pods are gone.
     pub const SUSPENDED: &str = "Suspended";
-    /// Suspended is false: `spec.suspend` is set, pods are saving and stopping.
+    /// Suspended is false: `spec.suspend` is set; pods save a checkpoint and stop.
     pub const SUSPENDING: &str = "Suspending";
     /// Suspended is false: `spec.suspend` is not set.
     pub const RESUMED: &str = "Resumed";
-    /// Complete: every pod ended well.
+    /// Complete: every pod succeeded.
     pub const ALL_EPOCHS_DONE: &str = "AllEpochsDone";
-    /// Measured: `status.measurement` has what the steps took.
+    /// Measured: `status.measurement` has the result.
     pub const MEASURED: &str = "Measured";
-    /// Measured is false: the message says why nothing can be told.
+    /// Measured is false: the message says why there is nothing to report.
     pub const NOT_MEASURED: &str = "NotMeasured";
     /// Measured is false: the pod that measured is gone.
     pub const MEASUREMENT_LOST: &str = "MeasurementLost";
-    /// Failed: the manifest cannot be run; the message names field, value and what would be right.
+    /// Failed: the manifest is invalid; the message names field, value and valid values.
     pub const INVALID_SPEC: &str = "InvalidSpec";
-    /// Failed: the failure's class is never retried.
+    /// Failed: failures of this class are never retried.
     pub const NOT_RETRYABLE: &str = "NotRetryable";
-    /// Failed: `failurePolicy.maxRestarts` is used up.
+    /// Failed: all `failurePolicy.maxRestarts` were used.
     pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
-    /// Failed: `spec.activeDeadlineSeconds` is over.
+    /// Failed: `spec.activeDeadlineSeconds` has passed.
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
-    /// Reconciled and, of a gang that starts, Running are false, and Event: a call to the API server failed during reconciliation, or the job
-    /// cannot be read.
+    /// Reconciled is false, as is Running for a starting gang, and Event: a call to the API server
+    /// failed or the job cannot be decoded.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
     /// Event: a rank stays slower than the others, which wait for it in every step.
     pub const STRAGGLER_FOUND: &str = "StragglerFound";
-    /// Event: a rank that was slower than the others is so no longer.
+    /// Event: a straggler is as fast as the others again.
     pub const STRAGGLER_GONE: &str = "StragglerGone";
-    /// Event: the job is deleted because its time after finishing is over.
+    /// Event: the job is deleted because `spec.ttlSecondsAfterFinished` has passed.
     pub const EXPIRED: &str = "TimeToLiveExpired";
 }

@@ -1,4 +1,5 @@
-//! The `ViTTrainingJob` custom resource: types, schema, validation, and the run configuration a trainer gets from it.
+//! The `ViTTrainingJob` custom resource: types, schema, validation, and the trainer's run
+//! configuration.
 //!
 //! ```text
 //!   YAML -> ViTTrainingJob --(spec/*)--> validate() -> ValidatedJob { RunConfig, gang, placement, volumes, ... }
@@ -6,12 +7,12 @@
 //!                 +--(schema)--> generated/*.yaml, docs/reference/vittrainingjob.md   (`generate/`)
 //! ```
 //!
-//! Both the operator and `vit-trainer run` go through [`validate`], so that a manifest means the same in a cluster and
-//! on a laptop. There is no client here, and no async runtime.
+//! The operator and `vit-trainer run` both use [`validate`], so a manifest means the same in a
+//! cluster and on a laptop. This crate has no client and no async runtime.
 #![forbid(unsafe_code)]
 #![allow(
     unreachable_pub,
-    reason = "the derive of KubeSchema makes a second, private struct of each type"
+    reason = "the KubeSchema derive makes a second, private struct of each type"
 )]
 
 pub mod conditions;
@@ -19,17 +20,17 @@ pub mod labels;
 pub mod reference;
 #[allow(
     clippy::doc_markdown,
-    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+    reason = "`kubectl explain` prints these texts, where backticks are noise"
 )]
 pub mod spec;
 #[allow(
     clippy::doc_markdown,
-    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+    reason = "`kubectl explain` prints these texts, where backticks are noise"
 )]
 pub mod status;
 #[allow(
     clippy::doc_markdown,
-    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+    reason = "`kubectl explain` prints these texts, where backticks are noise"
 )]
 pub mod study;
 pub mod validate;

@@ -1,4 +1,4 @@
-//! The API reference as Markdown, made from the schema that the API server gets, so that the two cannot differ.
+//! The API reference as Markdown, generated from the API server's schema, so the two cannot differ.
 
 mod metrics;
 
@@ -14,7 +14,7 @@ use crate::{ViTScalingStudy, ViTTrainingJob};
 
 pub use metrics::metrics;
 
-/// Where a study has a job, whose fields and rules its own reference has.
+/// The job within a study; the job's own reference has its fields and rules.
 const TEMPLATE: &str = "spec.template.spec";
 /// Types that are documented elsewhere: named, not listed field by field.
 const KNOWN_TYPES: [(&str, &str); 12] = [
@@ -32,13 +32,13 @@ const KNOWN_TYPES: [(&str, &str); 12] = [
     ("spec.workers.nodeSelector", "map of label to value"),
 ];
 
-/// The reference of `ViTTrainingJob`: a table of every field with its type, bounds and default, and its rules.
+/// The reference of `ViTTrainingJob`: all fields with type, bounds and default, and all rules.
 pub fn jobs() -> String {
     let schemas = sections(ViTTrainingJob::crd());
     markdown("ViTTrainingJob", "vtj", &schemas)
 }
 
-/// The same of `ViTScalingStudy`.
+/// The same for `ViTScalingStudy`.
 pub fn studies() -> String {
     let schemas = sections(ViTScalingStudy::crd());
     markdown("ViTScalingStudy", "vits", &schemas)
@@ -47,7 +47,7 @@ pub fn studies() -> String {
 fn markdown(kind: &str, short: &str, schemas: &BTreeMap<String, JSONSchemaProps>) -> String {
     let mut page = format!(
         "# {kind} (vit-operator.dev/v1alpha1)\n\nMade from the schema by `make generate`; do not edit. `kubectl \
-         explain {short}.spec --recursive` tells the same.\n",
+         explain {short}.spec --recursive` prints the same.\n",
     );
     for section in ["spec", "status"] {
         let schema = &schemas[section];
@@ -137,7 +137,7 @@ fn text(schema: &JSONSchemaProps) -> String {
     cell(schema.description.as_deref().unwrap_or_default())
 }
 
-/// Text that stays within one cell of a table.
+/// Text that fits one table cell.
 fn cell(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").replace('|', "\\|")

@@ -1,4 +1,4 @@
-//! What the operator reports about a job.
+//! The operator's report on a job.
 
 mod time_spent;
 
@@ -14,27 +14,28 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::{reasons, types};
 pub use time_spent::{AttemptTime, TimeSpentStatus};
 
-/// ViTTrainingJobStatus is what the operator tells about a job.
+/// ViTTrainingJobStatus is the operator's report on a job.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ViTTrainingJobStatus {
     /// phase is the state in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// conditions are Placed, Running, Suspended, Complete, Failed and, of a job with measure, Measured; and Reconciled while the operator cannot do what is to be
-    /// done.
+    /// conditions are Placed, Running, Suspended, Complete, Failed and, with measure, Measured;
+    /// Reconciled only while the operator cannot reconcile the job.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// observedGeneration is the generation of the spec that this status is about.
+    /// observedGeneration is the generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// attempt counts gangs, from 1: it rises at every restart, resume and change of size.
+    /// attempt counts gangs from 1. It increases with every restart, resume and change of size.
     pub attempt: i32,
-    /// restarts counts how often the gang was replaced after a failure, over the whole job.
+    /// restarts is how many times the gang was replaced after a failure, over the whole job.
     #[schemars(range(min = 0))]
     pub restarts: i32,
-    /// restartsSinceCheckpoint counts those since the last new checkpoint; failurePolicy.maxRestarts bounds it.
+    /// restartsSinceCheckpoint counts restarts since the last new checkpoint;
+    /// failurePolicy.maxRestarts limits it.
     #[schemars(range(min = 0))]
     pub restarts_since_checkpoint: i32,
     /// selector matches the job's pods, for the scale subresource.
@@ -43,25 +44,25 @@ pub struct ViTTrainingJobStatus {
     /// startTime is when the first gang was created, or the first one after the job was suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// completionTime is when the job finished, well or not.
+    /// completionTime is when the job succeeded or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// admission is what Kueue has granted a job that names a queue (scheduling.queueName); absent while it waits for that.
+    /// admission is the quota granted by Kueue (scheduling.queueName); absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionStatus>,
-    /// placement is where the gang is, and which groups of GPUs were refused.
+    /// placement has the gang's nodes and GPUs, and the rejected groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
     /// workers counts the gang's pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkersStatus>,
-    /// progress is what rank 0 last told.
+    /// progress is rank 0's last report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<ProgressStatus>,
-    /// measurement is what the steps of a job with measure took, once it has ended well.
+    /// measurement is the result of a job with measure, once it has succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measurement: Option<Box<Measurement>>,
-    /// timeSpent is what the job has spent its time on, over all attempts.
+    /// timeSpent is the job's time by activity, over all attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_spent: Option<TimeSpentStatus>,
     /// lastCheckpoint is the newest complete checkpoint.
@@ -70,8 +71,8 @@ pub struct ViTTrainingJobStatus {
     /// lastFailure is the failure that ended the last failed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
-    /// outOfMemory is the strategy by which an attempt ran out of memory; later attempts take one whose steps take less, where
-    /// there is one.
+    /// outOfMemory is the strategy with which an attempt ran out of memory. Later attempts use one
+    /// that needs less, if one exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_memory: Option<StrategyStatus>,
     /// stragglers are the ranks of the latest gang that stay slower than the others, which wait for them in every step.
@@ -79,13 +80,13 @@ pub struct ViTTrainingJobStatus {
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<StragglerStatus>,
-    /// failedNodes are the nodes on which attempts failed within the last hour, for reasons that may be the node's.
+    /// failedNodes are nodes where attempts failed in the last hour, perhaps because of the node.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<FailedNodeStatus>,
-    /// slowNodes are the nodes on which a rank of an earlier gang stayed slower than the others. Each is forgotten an hour after
-    /// that gang was replaced, or when the gang that trains then is over.
+    /// slowNodes are the nodes on which a rank of an earlier gang was slow. Each is removed an hour
+    /// after that gang was replaced, or when the gang that trains then ends.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -118,14 +119,15 @@ impl ViTTrainingJobStatus {
             .filter(|failure| failure.attempt == self.attempt)
     }
 
-    /// Whether a record tells of a checkpoint that the status does not hold yet.
+    /// Whether a progress report has a newer checkpoint than the status.
     pub fn has_new_checkpoint(&self, progress: &Progress) -> bool {
         let known = self.last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
         let told = progress.last_checkpoint.as_ref();
         told.is_some_and(|checkpoint| i64::try_from(checkpoint.step).ok() > known)
     }
 
-    /// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
+    /// Failed attempts since the last new checkpoint, which may be in a report that the status
+    /// lacks.
     pub fn failures_since_checkpoint(&self, progress: Option<&Progress>) -> i32 {
         if progress.is_some_and(|progress| self.has_new_checkpoint(progress)) {
             0
@@ -146,13 +148,13 @@ pub enum Phase {
     Running,
     /// An attempt ended; its pods are being replaced.
     Restarting,
-    /// Told to suspend; pods are saving and stopping.
+    /// Being suspended; pods save a checkpoint and stop.
     Suspending,
     /// Suspended; holds no GPUs.
     Suspended,
     /// All epochs are done.
     Succeeded,
-    /// Failed, and is not tried again.
+    /// Failed, and is not retried.
     Failed,
 }
 
@@ -169,12 +171,12 @@ impl Phase {
         Self::Failed,
     ];
 
-    /// Whether the job is over.
+    /// Whether the job has finished.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 
-    /// The word.
+    /// The phase as in the status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -189,7 +191,7 @@ impl Phase {
     }
 }
 
-/// AdmissionStatus is what Kueue has granted a job that names a queue.
+/// AdmissionStatus is the quota that Kueue has granted a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionStatus {
@@ -198,86 +200,86 @@ pub struct AdmissionStatus {
     /// flavors are the ResourceFlavors of that quota.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flavors: Vec<String>,
-    /// nodes is the number of nodes that the quota is for: the most that an elastic gang may have.
+    /// nodes is the number of nodes that the quota covers: the most that an elastic gang may have.
     pub nodes: i32,
-    /// nodeSelector are labels that nodes must have beside those of workers.nodeSelector.
+    /// nodeSelector are labels that nodes must have in addition to workers.nodeSelector.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// tolerations are those of the flavors, beside workers.tolerations.
+    /// tolerations are those of the flavors, in addition to workers.tolerations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// podLabels are labels that an admission check wants on the pods.
+    /// podLabels are labels that an admission check adds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pod_labels: BTreeMap<String, String>,
-    /// podAnnotations are annotations that an admission check wants on the pods, such as an autoscaler's.
+    /// podAnnotations are annotations that an admission check adds, such as an autoscaler's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pod_annotations: BTreeMap<String, String>,
-    /// time at which the operator saw it.
+    /// time at which the operator saw the admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }
 
-/// PlacementStatus is where the gang is, and which groups of GPUs were refused.
+/// PlacementStatus has the gang's nodes and GPUs, and the rejected groups.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementStatus {
-    /// group is the group of like GPUs that was chosen; absent where the gang's GPUs are of several kinds.
+    /// group is the chosen group of identical GPUs; absent if the gang's GPUs are of several kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GpuGroup>,
-    /// mixed are the kinds of GPUs of a gang whose GPUs are not alike, which placement.homogeneity allows.
+    /// mixed are the kinds of GPUs of a mixed gang, which placement.homogeneity allows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixed: Vec<MixedGroup>,
-    /// topology tells over which parts of the cluster the gang is spread.
+    /// topology lists the parts of the cluster over which the gang is spread.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<TopologySpread>,
-    /// nodes hold the pods, in the order of their node rank.
+    /// nodes are the gang's nodes, in the order of node ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// strategy is what parallelism.strategy Auto has chosen for these GPUs.
+    /// strategy is the choice of parallelism.strategy Auto for these GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<StrategyStatus>,
-    /// time at which it was decided.
+    /// time of the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// rejected are the groups that were not chosen, and why: 32 of them at most.
+    /// rejected are the groups that were not chosen, with reasons; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<RejectedGroup>,
 }
 
-/// StrategyStatus is how the ranks of a gang divide the job.
+/// StrategyStatus is a gang's parallelism strategy.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StrategyStatus {
-    /// name tells the strategy in few words, as vit-trainer plan does.
+    /// name describes the strategy in a few words, as vit-trainer plan does.
     pub name: String,
-    /// zeroStage says what is divided among the ranks.
+    /// zeroStage is the stage of sharding, as in parallelism.zeroStage.
     pub zero_stage: i32,
-    /// shardWithinNode says whether only the ranks of a node divide it among them.
+    /// shardWithinNode says whether state is sharded only within each node.
     pub shard_within_node: bool,
-    /// sequence is the number of ranks that divide tokens.
+    /// sequence is the number of ranks that share an image's tokens.
     pub sequence: i32,
-    /// tensor is the number of ranks that divide heads.
+    /// tensor is the number of ranks that share a block's heads.
     pub tensor: i32,
-    /// activationCheckpointing says which activations are computed again.
+    /// activationCheckpointing says which activations are recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// memoryMebibytes is what tensors take of each rank at the most, by calculation, in MiB.
+    /// memoryMebibytes is the calculated peak of tensor memory per rank, in MiB.
     pub memory_mebibytes: i64,
-    /// availableMebibytes is the memory that each rank has for them in MiB; absent where it is not known.
+    /// availableMebibytes is each rank's memory for tensors in MiB; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_mebibytes: Option<i64>,
 }
 
-/// MixedGroup is one kind of GPUs of a gang whose GPUs are not alike.
+/// MixedGroup is one kind of GPU in a mixed gang.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MixedGroup {
-    /// group is what these GPUs have in common.
+    /// group has the properties that these GPUs share.
     pub group: GpuGroup,
     /// nodes is the number of the gang's nodes that have them.
     pub nodes: i32,
 }
 
-/// TopologySpread tells over which values of a node label the gang is spread.
+/// TopologySpread lists the values of a node label over which the gang is spread.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologySpread {
@@ -287,26 +289,26 @@ pub struct TopologySpread {
     pub domains: Vec<String>,
 }
 
-/// GpuGroup is what GPUs have in common to count as alike.
+/// GpuGroup has the properties that identical GPUs share.
 #[derive(Clone, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuGroup {
-    /// product is the GPU's product name, as the node's label has it.
+    /// product is the GPU's product name, from the node's label.
     pub product: String,
-    /// productLabel is the label that told the product; products told by different labels are never compared.
+    /// productLabel is that product's label; products of different labels are not compared.
     pub product_label: String,
-    /// memoryMebibytes is the memory of one GPU in MiB, where a label tells it.
+    /// memoryMebibytes is the memory of one GPU in MiB, if a label has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mebibytes: Option<i64>,
     /// gpusPerNode is the number of GPUs of each node.
     pub gpus_per_node: i64,
-    /// driverMajor is the major version of the GPU driver, where a label tells it.
+    /// driverMajor is the major version of the GPU driver, if a label has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_major: Option<String>,
-    /// sharingStrategy is how pods share a GPU (time-slicing or mps), where they do and a label tells it.
+    /// sharingStrategy is how pods share a GPU (time-slicing or mps), if a label has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing_strategy: Option<String>,
-    /// replicas is how many pods share a GPU, where they do.
+    /// replicas is how many pods share a GPU, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i64>,
     /// labels are the values of the labels of placement.groupBy.
@@ -314,15 +316,15 @@ pub struct GpuGroup {
     pub labels: BTreeMap<String, String>,
 }
 
-/// RejectedGroup is a group of nodes that was not chosen, and why.
+/// RejectedGroup is a group of nodes that was not chosen, with the reason.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedGroup {
-    /// group is the GPU product; empty for nodes that are in no group.
+    /// group is the GPU product; empty for nodes outside all groups.
     pub group: String,
-    /// reason in words, with counts.
+    /// reason as text, with counts.
     pub reason: String,
-    /// nodes is the number of nodes it applies to.
+    /// nodes is the number of nodes that the reason applies to.
     pub nodes: i32,
 }
 
@@ -332,13 +334,13 @@ pub struct RejectedGroup {
 pub struct WorkersStatus {
     /// desired is the number of pods of the gang; 0 while the job holds no GPUs.
     pub desired: i32,
-    /// ready is the number of pods that run and answer.
+    /// ready is the number of ready pods.
     pub ready: i32,
-    /// failed is the number of pods that failed in the present attempt.
+    /// failed is the number of pods that failed in the current attempt.
     pub failed: i32,
 }
 
-/// ProgressStatus is what rank 0 last told.
+/// ProgressStatus is rank 0's last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgressStatus {
@@ -352,7 +354,7 @@ pub struct ProgressStatus {
     pub total_steps: i64,
     /// percent of the steps that are done.
     pub percent: i32,
-    /// loss is the mean training loss of late.
+    /// loss is the recent mean training loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// trainAccuracy is the share of this epoch's training images classified right, 0 to 1.
@@ -361,33 +363,33 @@ pub struct ProgressStatus {
     /// validationAccuracy is the share of held-out images classified right at the last evaluation, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
-    /// validationMeanAveragePrecision is the average precision of the held-out images at the last evaluation, mean over the
-    /// classes, 0 to 1; with training.loss binaryCrossEntropy.
+    /// validationMeanAveragePrecision is the average precision at the last evaluation, averaged
+    /// over the classes, 0 to 1; with training.loss binaryCrossEntropy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_mean_average_precision: Option<f64>,
-    /// emaValidationAccuracy is the same of the averaged weights, where training.ema is set.
+    /// emaValidationAccuracy is validationAccuracy with averaged weights, if training.ema is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_validation_accuracy: Option<f64>,
     /// imagesPerSecond over all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images_per_second: Option<f64>,
-    /// syncShare is the share of step time spent waiting for synchronisation (exposed communication and waiting for
-    /// slower ranks), 0 to 1.
+    /// syncShare is the share of step time spent waiting for synchronization (exposed communication
+    /// and slower ranks), 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
-    /// slowdown is the time of a step over what it would take if every rank computed for as long as the median one, of late;
-    /// 1 where no rank is slower.
+    /// slowdown is the recent step time over the step time if every rank computed as fast as the
+    /// median one; 1 without slower ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// idleRanks are ranks that take no images, because a single one would hold up the others (training.balance Weighted);
-    /// of many the first 16.
+    /// idleRanks are ranks that get no images, because even one would delay the others
+    /// (training.balance Weighted); at most the first 16.
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub idle_ranks: Vec<i32>,
-    /// etaSeconds is the time to the end of the run at the present speed.
+    /// etaSeconds is the time to the end of the run at the current speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<i64>,
-    /// updatedAt is when rank 0 told it.
+    /// updatedAt is when rank 0 reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updated_at: Option<Time>,
 }
@@ -405,13 +407,13 @@ pub struct CheckpointStatus {
     pub time: Option<Time>,
 }
 
-/// FailureStatus is the failure that ended an attempt: of the first rank that failed by itself.
+/// FailureStatus is the failure that ended an attempt, from the first rank that failed.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureStatus {
     /// attempt that failed.
     pub attempt: i32,
-    /// rank that failed, where it is known.
+    /// rank that failed, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<i32>,
     /// pod that failed.
@@ -426,12 +428,12 @@ pub struct FailureStatus {
     /// class of the failure: BadConfig, BadData, PeerLost, DeviceFault, OutOfMemory, Diverged, Storage, Killed, Crashed,
     /// PodLost, StartFailed or Stalled.
     pub class: String,
-    /// memory that ran out, if that is what failed, and it is known: GPU, or Host for that of the pod.
+    /// memory that ran out, if that is known to be the cause: GPU, or Host for the pod's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// message in the trainer's or the kubelet's own words.
+    /// message from the trainer or the kubelet.
     pub message: String,
-    /// time at which the operator saw it; the wait before the next attempt counts from here.
+    /// time at which the operator saw the failure; the wait before the next attempt starts here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }
@@ -446,12 +448,12 @@ pub struct StragglerStatus {
     /// node it is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// slowdown is its compute time of a step (data, forward and backward pass, and no waiting) over the median of the
-    /// other ranks' times, as it was last reported. A rank is named once the mean over about half a minute is above 1.33,
-    /// and until it is below 1.2.
+    /// slowdown is its compute time per step (data, forward and backward, without waiting) over the
+    /// median of the other ranks, as last reported. A rank is listed while the mean over half a
+    /// minute is above 1.33, until it is below 1.2.
     pub slowdown: f64,
-    /// savedSeconds is by how much a step would be shorter without the rank: what it computes for longer than the next slowest, as
-    /// it was last reported. Absent where other ranks are as slow.
+    /// savedSeconds is how much shorter a step would be without the rank: its compute time beyond
+    /// the next slowest rank, as last reported. Absent if other ranks are as slow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saved_seconds: Option<f64>,
 }
@@ -462,10 +464,10 @@ pub struct StragglerStatus {
 pub struct SlowNodeStatus {
     /// node is its name.
     pub node: String,
-    /// slowdown is that of its slowest rank, as it was last reported; see status.stragglers.
+    /// slowdown is that of its slowest rank, as last reported; see status.stragglers.
     pub slowdown: f64,
-    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeStragglers is set. A gang that
-    /// trains then does not grow onto it later either.
+    /// avoidedUntil is until when gangs avoid the node if possible
+    /// (failurePolicy.excludeStragglers). A gang that trains then does not grow onto it later.
     pub avoided_until: Time,
 }
 
@@ -475,15 +477,15 @@ pub struct SlowNodeStatus {
 pub struct FailedNodeStatus {
     /// node is its name.
     pub node: String,
-    /// failures counts the attempts that failed there, each within an hour of the one before.
+    /// failures counts the attempts that failed there, each within an hour of the previous one.
     #[schemars(range(min = 1))]
     pub failures: i32,
     /// class of the last one.
     pub class: String,
     /// time of the last one.
     pub time: Time,
-    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeFailedNodes is set;
-    /// absent after a single failure that may have been chance.
+    /// avoidedUntil is until when gangs avoid the node if possible, with
+    /// failurePolicy.excludeFailedNodes; absent after a single failure that may be chance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub avoided_until: Option<Time>,
 }

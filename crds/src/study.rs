@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::spec::ViTTrainingJobSpec;
 use status::ViTScalingStudyStatus;
 
-/// ViTScalingStudy measures one job at many points: numbers of ranks, batch sizes, and whatever else a variant changes.
+/// ViTScalingStudy measures one job at many points: ranks, batch sizes and any other change.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "vit-operator.dev",
@@ -20,13 +20,13 @@ use status::ViTScalingStudyStatus;
     shortname = "vits",
     category = "all",
     namespaced,
-    doc = "ViTScalingStudy measures one job at many points: numbers of ranks, batch sizes, and whatever else a variant changes.",
+    doc = "ViTScalingStudy measures one job at many points: ranks, batch sizes and any other change.",
     derive = "PartialEq",
     status = "ViTScalingStudyStatus",
-    validation = Rule::new("size(self.metadata.name) <= 32").message("metadata.name must have at most 32 characters, because the names of its jobs are made from it"),
-    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', starting with a letter, because the names of its jobs are made from it"),
+    validation = Rule::new("size(self.metadata.name) <= 32").message("metadata.name must have at most 32 characters, because the names of its jobs contain it"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', starting with a letter, because the names of its jobs contain it"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(name = "Runs", type_ = "string", description = "Runs that were measured, of all", json_path = ".status.runs.summary"),
+    printcolumn(name = "Runs", type_ = "string", description = "Measured runs, of all", json_path = ".status.runs.summary"),
     printcolumn(name = "Failed", type_ = "integer", description = "Runs that failed", json_path = ".status.runs.failed"),
     printcolumn(name = "Job", type_ = "string", description = "The job that is being measured", json_path = ".status.current.job"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -34,20 +34,20 @@ use status::ViTScalingStudyStatus;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ViTScalingStudySpec {
-    /// template is the job that every point is made from.
+    /// template is the job from which every point is derived.
     pub template: JobTemplate,
     /// measure says how much of each point is trained and measured.
     #[serde(default)]
     pub measure: Measure,
-    /// sweeps are the points, by what changes along them.
+    /// sweeps are rows of points, each along one dimension.
     #[schemars(length(min = 1, max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub sweeps: Vec<Sweep>,
-    /// predict is what is calculated from what was measured, for ranks and networks that were not.
+    /// predict calculates step times for other numbers of ranks and other networks.
     #[serde(default)]
     pub predict: Predict,
-    /// suspend stops the study, and the run that is under way with it, until it is set to false again; what was measured
-    /// stays.
+    /// suspend stops the study and its current run until it is set to false again. Measured results
+    /// are kept.
     #[serde(default)]
     pub suspend: bool,
 }
@@ -67,24 +67,24 @@ pub struct JobTemplate {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Measure {
-    /// epochs that each point trains, in place of the template's.
+    /// epochs that each point trains, instead of the template's.
     #[schemars(range(min = 1, max = 10_000))]
     pub epochs: i32,
-    /// warmupSteps are the steps at the start of each point that times leave out. Accuracies count all.
+    /// warmupSteps at the start of each point do not count in times; in accuracies they do.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub warmup_steps: i32,
-    /// repetitions of each point, each with a seed of its own: results are medians.
+    /// repetitions of each point, each with another seed; results are medians.
     #[schemars(range(min = 1, max = 100))]
     pub repetitions: i32,
-    /// retries is how often a run is repeated that failed for a reason that may pass.
+    /// retries is how often a run is retried after a failure that may be temporary.
     #[schemars(range(min = 0, max = 10))]
     pub retries: i32,
-    /// pendingTimeoutSeconds is, in a cluster, how long a run may wait for GPUs until it counts as failed, and others go on;
-    /// without it, as long as it takes.
+    /// pendingTimeoutSeconds is how long a run may wait for GPUs in a cluster before it counts as
+    /// failed and the next one starts; unlimited by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 604_800))]
     pub pending_timeout_seconds: Option<i32>,
-    /// timeoutSeconds is how long a run may take; one that takes longer has failed.
+    /// timeoutSeconds is how long a run may last before it counts as failed.
     #[schemars(range(min = 1, max = 604_800))]
     pub timeout_seconds: i32,
 }
@@ -102,7 +102,7 @@ impl Default for Measure {
     }
 }
 
-/// Sweep is a row of points. Every combination of what its lists name is a point.
+/// Sweep is a row of points: every combination of the values in its lists.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
@@ -114,57 +114,58 @@ impl Default for Measure {
     validation = Rule::new("self.globalBatch == 'Grows' || has(self.ranks)").message("globalBatch Fixed needs ranks to divide the images among")
 )]
 pub struct Sweep {
-    /// name of the sweep, by which the report tells it.
+    /// name of the sweep in the report.
     #[schemars(length(min = 1, max = 40), regex(pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
     pub name: String,
-    /// mode is what the sweep is about, which the report draws along the axis: Strong (the same data on more ranks), Weak
-    /// (data that grow with the ranks), Batch (microBatchSize), Accumulation (gradientAccumulationSteps) or Variants.
+    /// mode is the axis of the sweep: Strong (the same data on more ranks), Weak (data in
+    /// proportion to ranks), Batch (microBatchSize), Accumulation (gradientAccumulationSteps) or
+    /// Variants.
     pub mode: Mode,
-    /// ranks to train on; the template's workers if not given. Ranks fill nodes of workers.gpusPerNode, of which they must
-    /// be a multiple; fewer than those share one node.
+    /// ranks to train on; the template's workers by default. Ranks fill nodes of
+    /// workers.gpusPerNode and must be a multiple of it; fewer share one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(range(min = 1, max = 65536)))]
     pub ranks: Vec<i32>,
-    /// globalBatch, of a sweep over ranks: Grows keeps microBatchSize, so that more ranks take more images in a step (what
-    /// many studies report as strong scaling); Fixed divides the images of the fewest ranks' step among all.
+    /// globalBatch of a sweep over ranks. Grows keeps microBatchSize, which many studies report as
+    /// strong scaling. Fixed divides the images of the fewest ranks' step among all ranks.
     #[serde(default)]
     pub global_batch: GlobalBatch,
-    /// fractionPerRank is the share of the training images that each rank adds, in mode Weak: 0.1 trains on a tenth of
-    /// them with one rank, and on all with ten.
+    /// fractionPerRank is the share of the training images that each rank adds in mode Weak: with
+    /// 0.1, one rank trains on a tenth of them and ten ranks on all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.000_001, max = 1.0))]
     pub fraction_per_rank: Option<f64>,
-    /// microBatchSize of each rank; the template's if not given.
+    /// microBatchSize of each rank; the template's by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(range(min = 1, max = 65536)))]
     pub micro_batch_size: Vec<i32>,
-    /// gradientAccumulationSteps of a step; the template's if not given.
+    /// gradientAccumulationSteps of a step; the template's by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(range(min = 1, max = 1024)))]
     pub gradient_accumulation_steps: Vec<i32>,
-    /// variants change anything else of the template: precision, parallelism, placement, the optimizer.
+    /// variants change anything else: precision, parallelism, placement, the optimizer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<Variant>,
 }
 
-/// Mode is what a sweep is about.
+/// Mode is the dimension of a sweep.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Mode {
     /// The same data on more ranks.
     Strong,
-    /// Data that grow with the ranks.
+    /// Data in proportion to the ranks.
     Weak,
     /// Images of a rank's micro-batch.
     Batch,
     /// Micro-batches of a step.
     Accumulation,
-    /// What else is changed, in the order given.
+    /// Any other change, in the given order.
     Variants,
 }
 
-/// GlobalBatch says what becomes of the images of a step on more ranks.
+/// GlobalBatch says how the images of a step change with the ranks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum GlobalBatch {
     /// They grow with the ranks.
@@ -181,8 +182,8 @@ pub struct Variant {
     /// name that the report shows.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
-    /// without names fields, by their path in the template's spec, that are taken out before spec is merged:
-    /// training.clipGradNorm.
+    /// without lists fields that are removed from the template's spec before spec is merged, by
+    /// path: training.clipGradNorm.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -192,29 +193,29 @@ pub struct Variant {
         )
     )]
     pub without: Vec<String>,
-    /// spec is a part of a ViTTrainingJob's spec that replaces the template's: objects are merged, anything else replaces,
-    /// and null is refused. With external in it, another trainer runs the points.
+    /// spec overrides parts of the template's spec: objects are merged, other values replaced, null
+    /// is refused. With external in it, another trainer runs the points.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,
-    /// speeds of the ranks, each a share of a core's, to try on CPUs what devices do that are not alike; the last one
-    /// is of all further ranks.
+    /// speeds of the ranks, each as a share of a core, to simulate unequal devices on CPUs; further
+    /// ranks use the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(range(min = 0.0001, max = 1.0)))]
     pub speeds: Vec<f64>,
 }
 
-/// Predict says what is calculated from what was measured.
+/// Predict calculates steps for other numbers of ranks and other networks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Predict {
     /// ranks for which a step is predicted, with the template's batch.
     #[schemars(length(max = 32), inner(range(min = 1, max = 1_000_000)))]
     pub ranks: Vec<i32>,
-    /// links are networks between ranks, in place of the measured one.
+    /// links are networks between ranks that replace the measured one.
     #[schemars(length(max = 16))]
     pub links: Vec<Link>,
-    /// pricePerRankHour is what an hour of a rank costs, in any currency, for the cost of a million images in predictions.
+    /// pricePerRankHour, in any currency, is for the predicted cost of a million images.
     #[schemars(range(min = 0.0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_per_rank_hour: Option<f64>,
@@ -227,7 +228,8 @@ pub struct Link {
     /// name that the report shows.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
-    /// latencyMicroseconds of a message: half of what each doubling of the ranks adds to a small all-reduce.
+    /// latencyMicroseconds of a message: half the time a small all-reduce gains per doubling of
+    /// ranks.
     #[schemars(range(min = 0.0))]
     pub latency_microseconds: f64,
     /// gigabitsPerSecond is the bus bandwidth of a large all-reduce (busbw of nccl-tests, in GB/s, times 8).
@@ -239,12 +241,12 @@ fn any_object(_: &mut schemars::SchemaGenerator) -> Schema {
     schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// Takes away the descriptions of fields, and the rules by which a job's manifest stays as it is: a study makes other jobs of another template.
+/// Removes the descriptions of fields and the rules against changes: studies make new jobs.
 fn changeable(schema: &mut Schema) {
     fn walk(value: &mut Value) {
         match value {
             Value::Object(fields) => {
-                // As long as all the rest, and told by `kubectl explain vtj.spec`.
+                // They are as long as the rest; `kubectl explain vtj.spec` prints them.
                 if fields.contains_key("type") || fields.contains_key("$ref") {
                     fields.remove("description");
                 }

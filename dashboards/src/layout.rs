@@ -1,4 +1,4 @@
-//! Where panels are.
+//! Positions of panels.
 
 use crate::panel::Builder;
 use crate::schema::{Content, GridPos, Panel, Row};
@@ -25,7 +25,7 @@ impl Layout {
         self
     }
 
-    /// Panels side by side, of this height.
+    /// Panels side by side, with this height.
     pub(crate) fn line(mut self, height: u32, panels: impl IntoIterator<Item = Builder>) -> Self {
         let mut x = 0;
         for builder in panels {

@@ -1,4 +1,5 @@
-//! Grafana dashboards, made from the names of the metrics: a metric that is renamed does not compile here.
+//! Grafana dashboards, generated from the constants of metric names, so a renamed metric does not
+//! compile.
 //!
 //! ```text
 //!   contract::metrics, contract::operator_metrics
@@ -6,7 +7,7 @@
 //!        v
 //!   query   PromQL from those names ---+
 //!                                      v
-//!   panel   kinds of panels ------> job, fleet --(schema: what Grafana reads)--> charts/vit-operator/files/dashboards/*.json
+//!   panel   kinds of panels ------> job, fleet --(schema: Grafana's format)--> charts/vit-operator/files/dashboards/*.json
 //! ```
 //!
 //! `generate/` writes the files, and checks that they are fresh.
@@ -21,10 +22,10 @@ mod schema;
 
 pub use schema::Dashboard;
 
-/// Where the files are, from the top of the source tree.
+/// Folder of the files, from the root of the source tree.
 pub const FOLDER: &str = "charts/vit-operator/files/dashboards";
 
-/// Every dashboard, with the name of its file.
+/// Every dashboard, with its file name.
 pub fn all() -> [(&'static str, Dashboard); 2] {
     [
         ("training-job.json", job::dashboard()),

@@ -9,7 +9,7 @@ use crate::schema::{
     Property, Target, Threshold,
 };
 
-/// How far an axis of counts goes while there are none.
+/// End of an axis of counts while all are zero.
 const FEW: u32 = 5;
 
 /// Units, as Grafana names them.
@@ -50,7 +50,7 @@ impl Unit {
     }
 }
 
-/// A panel that is being made.
+/// A panel under construction.
 #[derive(Debug)]
 pub(crate) struct Builder {
     kind: Kind,
@@ -59,7 +59,7 @@ pub(crate) struct Builder {
     description: String,
     queries: Vec<(Expr, String)>,
     field: FieldConfig,
-    /// What differs from Grafana's defaults for this kind of panel.
+    /// Differences from Grafana's defaults for this kind of panel.
     custom: Value,
     legend: LegendPlacement,
     overrides: Vec<Override>,
@@ -70,7 +70,7 @@ pub(crate) struct Builder {
 #[serde(rename_all = "lowercase")]
 enum LegendPlacement {
     Bottom,
-    /// For more series than fit on a line.
+    /// For more series than fit on one line.
     Right,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn bar_gauge(width: u32, title: &str, description: &str) -> Builder {
 /// Last values by label.
 pub(crate) fn table(width: u32, title: &str, unit: Unit, description: &str) -> Builder {
     let mut builder = builder(Kind::Table, width, title, unit, description);
-    // In place of 150, at which columns of numbers are out of sight.
+    // With the default of 150, columns of numbers do not fit.
     builder.custom = json!({"minWidth": 80});
     builder
 }
@@ -150,24 +150,24 @@ impl Builder {
         self
     }
 
-    /// Areas on top of one another.
+    /// Stacked areas.
     pub(crate) fn stacked(self) -> Self {
         self.custom("stacking", json!({"mode": "normal", "group": "A"}))
             .custom("fillOpacity", json!(60))
             .custom("lineWidth", json!(1))
     }
 
-    /// Values stay until the next one.
+    /// Each value lasts until the next one.
     pub(crate) fn steps(self) -> Self {
         self.custom("lineInterpolation", json!("stepAfter"))
     }
 
-    /// The axis goes up to this value at least.
+    /// The axis reaches at least this value.
     pub(crate) fn reaches(self, value: f64) -> Self {
         self.custom("axisSoftMax", json!(value))
     }
 
-    /// The legend beside the plot.
+    /// Puts the legend to the right of the plot.
     pub(crate) fn legend_on_the_right(mut self) -> Self {
         self.legend = LegendPlacement::Right;
         self
@@ -189,13 +189,13 @@ impl Builder {
         self
     }
 
-    /// What is shown where there is nothing.
+    /// The text to show without data.
     pub(crate) fn or_else(mut self, text: &'static str) -> Self {
         self.field.no_value = Some(text);
         self
     }
 
-    /// Another colour from a value on; on time series a dashed line there.
+    /// Another color from this value on; in time series a dashed line.
     pub(crate) fn threshold(mut self, value: f64, color: &'static str) -> Self {
         self.field.thresholds.steps.push(Threshold {
             color,
@@ -207,7 +207,7 @@ impl Builder {
         self
     }
 
-    /// The colour of values below all thresholds.
+    /// The color of values below all thresholds.
     pub(crate) fn base_color(mut self, color: &'static str) -> Self {
         if let Some(base) = self.field.thresholds.steps.first_mut() {
             base.color = color;
@@ -215,7 +215,7 @@ impl Builder {
         self
     }
 
-    /// The colour of a series, by its legend.
+    /// The color of a series, by its legend.
     pub(crate) fn color(self, series: &str, color: &'static str) -> Self {
         let color = Color {
             mode: ColorMode::Fixed,
@@ -224,7 +224,7 @@ impl Builder {
         self.property(series, "color", json!(color))
     }
 
-    /// The colours of several series.
+    /// The colors of several series.
     pub(crate) fn colors<'a>(self, colors: impl IntoIterator<Item = (&'a str, &'static str)>) -> Self {
         colors
             .into_iter()
@@ -241,7 +241,7 @@ impl Builder {
         self.property(column, "custom.width", json!(pixels))
     }
 
-    /// An axis of its own from 0, on the right.
+    /// A separate axis from 0, on the right.
     pub(crate) fn on_the_right(self, series: &str, unit: Unit) -> Self {
         let mut builder = self.property(series, "unit", json!(unit.id()));
         builder = builder.property(series, "min", json!(0));
@@ -269,7 +269,7 @@ impl Builder {
         self
     }
 
-    /// Where a click on a row leads.
+    /// The target of a click on a row.
     pub(crate) fn link(mut self, title: &'static str, url: String) -> Self {
         self.field.links.push(DataLink {
             title,
@@ -279,7 +279,7 @@ impl Builder {
         self
     }
 
-    /// Names and orders the columns of a table, one query a column after those of the labels.
+    /// Names and orders the columns of a table: labels first, then one column per query.
     pub(crate) fn columns(mut self, labels: &[(&str, &str)], values: &[&str]) -> Self {
         let is_one = values.len() == 1;
         let value = |index| {

@@ -5,6 +5,9 @@ use std::fmt;
 /// The window of rates that Grafana chooses by resolution and scrape interval.
 const RATE_WINDOW: &str = "$__rate_interval";
 
+/// The time range shown.
+const RANGE: &str = "$__range";
+
 /// The series of a metric.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
@@ -30,34 +33,34 @@ impl Series {
         Self::of(&format!("{histogram}_count"))
     }
 
-    /// Only those whose label has this value, which may be a variable of one value.
+    /// Only series whose label has this value, which may be a variable with one value.
     pub(crate) fn with(mut self, label: &str, value: &str) -> Self {
         self.matchers.push(format!("{label}={value:?}"));
         self
     }
 
-    /// Only those whose label matches this, which may be a variable of several values.
+    /// Only series whose label matches this, which may be a variable with several values.
     pub(crate) fn matching(mut self, label: &str, pattern: &str) -> Self {
         self.matchers.push(format!("{label}=~{pattern:?}"));
         self
     }
 
-    /// What a counter rises a second.
+    /// A counter's increase per second.
     pub(crate) fn rate(&self) -> Expr {
         Expr(format!("rate({self}[{RATE_WINDOW}])"))
     }
 
-    /// What a gauge rises a second.
+    /// A gauge's increase per second.
     pub(crate) fn deriv(&self) -> Expr {
         Expr(format!("deriv({self}[{RATE_WINDOW}])"))
     }
 
-    /// What a gauge was so long ago.
+    /// A gauge's value that long ago.
     pub(crate) fn before(&self, time: &str) -> Expr {
         Expr(format!("{self} offset {time}"))
     }
 
-    /// What a counter rises in a window of this length.
+    /// A counter's increase in a window of this length.
     pub(crate) fn increase(&self, window: &str) -> Expr {
         Expr(format!("increase({self}[{window}])"))
     }
@@ -104,9 +107,27 @@ impl Expr {
         self.aggregated("count", labels)
     }
 
-    /// One series of each of these labels' values, where there may be several for a moment.
+    /// One series per value of these labels, as there may briefly be several.
     pub(crate) fn first_by(self, labels: &[&str]) -> Self {
         Self(format!("topk by ({}) (1, {self})", labels.join(", ")))
+    }
+
+    /// The series with the largest means over the time range.
+    pub(crate) fn largest(self, count: usize) -> Self {
+        self.ranked("topk", count)
+    }
+
+    /// The series with the smallest means over the time range.
+    pub(crate) fn smallest(self, count: usize) -> Self {
+        self.ranked("bottomk", count)
+    }
+
+    /// Chosen once, at the end of the time range: `topk` alone would choose separately at each
+    /// point.
+    fn ranked(self, how: &str, count: usize) -> Self {
+        Self(format!(
+            "({self}) and {how}({count}, avg_over_time(({self})[{RANGE}:] @ end()))"
+        ))
     }
 
     fn aggregated(self, how: &str, labels: &[&str]) -> Self {
@@ -117,12 +138,12 @@ impl Expr {
         })
     }
 
-    /// Over another; nothing where that is 0.
+    /// Divided by another; no value where that is 0.
     pub(crate) fn over(self, other: Self) -> Self {
         Self(format!("{self} / ({other} > 0)"))
     }
 
-    /// The same, where the other has no labels, or fewer ones.
+    /// The same if the other has no labels or fewer.
     pub(crate) fn over_all(self, other: Self) -> Self {
         Self(format!("{self} / on () group_left () ({other} > 0)"))
     }
@@ -139,20 +160,20 @@ impl Expr {
         Self(format!("{self} > {bound}"))
     }
 
-    /// One less this.
+    /// One minus this.
     pub(crate) fn complement(self) -> Self {
         Self(format!("1 - {self}"))
     }
 
-    /// With a label of a series that is always 1, joined by the labels of both.
-    pub(crate) fn labelled(self, by: &[&str], label: &str, info: Self) -> Self {
+    /// Adds a label of a series that is always 1, joined on the labels `by`.
+    pub(crate) fn labeled(self, by: &[&str], label: &str, info: Self) -> Self {
         Self(format!(
             "{self} * on ({}) group_left ({label}) {info}",
             by.join(", ")
         ))
     }
 
-    /// In brackets.
+    /// In parentheses.
     pub(crate) fn grouped(self) -> Self {
         Self(format!("({self})"))
     }
@@ -193,6 +214,10 @@ mod tests {
                 .over(Series::of("b").rate().sum())
                 .to_string(),
             "max(a) / (sum(rate(b[$__rate_interval])) > 0)"
+        );
+        assert_eq!(
+            Expr::from(Series::of("a")).largest(10).to_string(),
+            "(a) and topk(10, avg_over_time((a)[$__range:] @ end()))"
         );
         assert_eq!(
             quantile(0.5, "s", "1h").to_string(),

@@ -1,13 +1,13 @@
-//! What Grafana reads: the part of its dashboard schema (`dashboard_types` of `@grafana/schema`, and the options of each
-//! kind of panel) that is used here. Fields that Grafana fills in itself are left out.
+//! The part of Grafana's dashboard schema (`dashboard_types` of `@grafana/schema`, and the options
+//! of each panel type) used here, without fields that Grafana fills in.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The schema's version: Grafana 11.0. Later ones read it and migrate it as they load it.
+/// The schema's version: Grafana 11.0. Later ones migrate it on load.
 const SCHEMA_VERSION: u32 = 39;
 
-/// The tag of all dashboards, by which they find one another.
+/// The tag of all dashboards, which links them.
 const TAG: &str = "vit-operator";
 
 /// A dashboard.
@@ -20,12 +20,12 @@ pub struct Dashboard {
     pub(crate) tags: [&'static str; 1],
     pub(crate) schema_version: u32,
     pub(crate) editable: bool,
-    /// 1: panels share the line of the time where the mouse is.
+    /// 1: panels share the crosshair.
     pub(crate) graph_tooltip: u8,
     pub(crate) timezone: &'static str,
     pub(crate) refresh: &'static str,
     pub(crate) time: Value,
-    /// At the top, to the other dashboards.
+    /// Links at the top to the other dashboards.
     pub(crate) links: Value,
     pub(crate) templating: Value,
     pub(crate) annotations: Value,
@@ -64,12 +64,12 @@ impl Default for Dashboard {
     }
 }
 
-/// The variable for the Prometheus that is asked.
+/// The variable for the queried Prometheus.
 pub(crate) fn data_source() -> Value {
     json!({"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus"})
 }
 
-/// A data source by type and, mostly through the variable `datasource`, uid.
+/// A data source by type and uid, which is usually the variable `datasource`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct DataSource {
     pub(crate) r#type: &'static str,
@@ -77,7 +77,7 @@ pub(crate) struct DataSource {
 }
 
 impl DataSource {
-    /// The Prometheus that the dashboard's reader chose.
+    /// The Prometheus chosen on the dashboard.
     pub(crate) const CHOSEN: Self = Self {
         r#type: "prometheus",
         uid: "${datasource}",
@@ -97,7 +97,7 @@ pub(crate) struct Panel {
     pub(crate) content: Content,
 }
 
-/// Where a panel is, in 24 columns and rows of 38 pixels.
+/// Position of a panel, in 24 columns and rows of 38 pixels.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct GridPos {
     pub(crate) x: u32,
@@ -118,7 +118,7 @@ pub(crate) enum Content {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) collapsed: bool,
-    /// Those of a row that is collapsed.
+    /// The panels of a collapsed row.
     pub(crate) panels: [(); 0],
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Target {
     pub(crate) expr: String,
     pub(crate) legend_format: String,
     pub(crate) editor_mode: &'static str,
-    /// Whether it is asked for the end of the time range alone.
+    /// Whether to query only the end of the time range.
     pub(crate) instant: bool,
     pub(crate) range: bool,
     pub(crate) format: &'static str,
@@ -186,7 +186,7 @@ pub(crate) struct Color {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ColorMode {
     Fixed,
-    /// By the name of the series, so that it keeps its colour.
+    /// By the name of the series, so that it keeps its color.
     #[default]
     PaletteClassicByName,
     Thresholds,

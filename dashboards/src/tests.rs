@@ -1,4 +1,4 @@
-//! What Grafana does not tell of a dashboard that is wrong: it shows empty panels, or the last of two that overlap.
+//! Errors that Grafana does not report: it shows empty panels, or one of two that overlap.
 
 use std::collections::BTreeSet;
 
@@ -70,16 +70,16 @@ fn every_panel_says_what_it_shows_and_asks_the_chosen_prometheus() {
         for (name, panel) in panels {
             assert!(
                 text(panel, "/description").ends_with('.'),
-                "{name} says not what it shows"
+                "{name} does not say what it shows"
             );
             assert!(
                 !text(panel, "/fieldConfig/defaults/unit").is_empty(),
                 "{name} has no unit"
             );
             let targets = array(panel, "/targets");
-            assert!(!targets.is_empty(), "{name} asks nothing");
+            assert!(!targets.is_empty(), "{name} has no query");
             let ids: BTreeSet<&str> = targets.iter().map(|target| text(target, "/refId")).collect();
-            assert_eq!(ids.len(), targets.len(), "{name}: queries of one name");
+            assert_eq!(ids.len(), targets.len(), "{name}: queries with the same name");
             for asked in targets.iter().chain([panel]) {
                 assert_eq!(text(asked, "/datasource/uid"), "${datasource}", "{name}");
                 assert_eq!(text(asked, "/datasource/type"), "prometheus", "{name}");
@@ -141,7 +141,7 @@ fn every_variable_is_there_and_used() {
         let own = |name: &String| !name.starts_with("__");
         let of_queries = queries(&dashboard).into_iter().flat_map(variables_in);
         let mut used: BTreeSet<String> = of_queries.filter(own).collect();
-        // As the data source of every panel.
+        // Every panel's data source.
         used.insert("datasource".into());
         assert_eq!(defined, used, "{}", dashboard["title"]);
         let anywhere = variables_in(&dashboard.to_string());
@@ -161,7 +161,7 @@ fn colors_are_of_series_that_there_are() {
                 .iter()
                 .map(|target| text(target, "/legendFormat"))
                 .collect();
-            // Of a table they are columns, and a legend with labels has any names.
+            // In a table these are columns, and a legend with labels can have any name.
             if panel["type"] == "table" || legends.iter().any(|legend| legend.contains("{{")) {
                 continue;
             }

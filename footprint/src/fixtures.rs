@@ -3,7 +3,7 @@
 use contract::{DataConfig, DataFormat, LossScaleConfig, ModelPreset, Precision, RunConfig};
 use serde_json::json;
 
-/// A preset with 1000 classes, with `AdamW` on so many nodes of so many ranks.
+/// A preset with 1000 classes and `AdamW`, on `nodes` nodes with `ranks_per_node` ranks.
 pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
     let preset = ModelPreset::by_name(preset).unwrap_or_else(|| panic!("no preset {preset}"));
     let config = json!({
@@ -26,7 +26,7 @@ pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
     serde_json::from_value(config).expect("a configuration")
 }
 
-/// ViT-B/16 on four ranks, each on a node of its own, at this stage of `ZeRO`.
+/// ViT-B/16 on four nodes with one rank each, at this stage of `ZeRO`.
 pub(crate) fn at_stage(stage: u8, masters: bool) -> RunConfig {
     let mut config = job("vit_base_patch16_224", 4, 1);
     config.parallelism.zero_stage = stage;

@@ -1,14 +1,14 @@
-//! What a job takes of each rank, by calculation: bytes of memory by kind, and bytes sent in a step; and which strategies there are
-//! to take less.
+//! Footprint of a job on each rank, by calculation: memory by kind, bytes sent per step, and
+//! parallelism strategies.
 //!
 //! ```text
 //! RunConfig --memory--> Footprint
 //!           --traffic-> Sent
-//!           --step----> Step, by speeds that were measured
-//!           --strategies-> the ways to divide the job, in the order in which to try them
+//!           --step----> Step, by measured speeds
+//!           --strategies-> parallelism strategies, in the order to try them
 //! ```
 //!
-//! The trainer's `plan` prints it, and the operator chooses by it where a job asks for `parallelism.strategy: Auto`.
+//! The trainer's `plan` prints it, and the operator uses it for `parallelism.strategy: Auto`.
 
 #[cfg(test)]
 mod fixtures;

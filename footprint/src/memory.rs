@@ -1,38 +1,39 @@
 //! Bytes of memory by kind.
 //!
-//! Weights, gradients and optimizer state are exact but for padding. Activations are what PyTorch's autograd saves of the
-//! trainer's `model/block.rs`, whose tests compare both with what is allocated.
+//! Weights, gradients and optimizer state are exact except for padding. Activations are those saved
+//! by PyTorch's autograd in the trainer's `model/block.rs`. Its tests compare both with actual
+//! allocations.
 
 use contract::{ActivationCheckpointing, Device, OffloadTo, Optimizer, Parallelism, Precision, RunConfig};
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
 
-/// Bytes on the rank that takes the most, at the step's peak. Less is taken before the first step.
+/// Bytes on the rank with the most, at the step's peak. Before the first step it is less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Footprint {
-    /// What the model computes with; at stage 3 the rank's shard and the units that are computed.
+    /// Weights for computation; at stage 3 the rank's shard and the gathered units.
     pub weights: f64,
-    /// Of weights.
+    /// Gradients of weights.
     pub gradients: f64,
     /// Moments, masters in 32 bits, and the average of the weights.
     pub optimizer: f64,
-    /// What the forward pass keeps for the backward pass.
+    /// Activations kept for the backward pass.
     pub activations: f64,
-    /// What is there for a moment: gradients of activations, and messages.
+    /// Temporary tensors: gradients of activations, and messages.
     pub working: f64,
-    /// What NCCL takes of a GPU for its communicators, beside tensors. An estimate, which is not part of the total: what a
-    /// GPU has for tensors is less than its memory by this and by what CUDA takes.
+    /// Estimate of GPU memory for NCCL's communicators, which is not in the total. Tensors can use
+    /// a GPU's memory less this and CUDA's own.
     pub communicators: f64,
-    /// Of host memory, beside the rank's own: what is offloaded there, and room for the gradients that it takes.
+    /// Additional host memory: offloaded state, and buffers for its gradients.
     pub host: f64,
 }
 
-/// Bytes of a GPU that a communicator takes: the most that was published, of four A100 on `NVLink` (NVIDIA/nccl#964). It
-/// grows with NCCL's channels; over sockets, which have two, it is 18 MB.
+/// GPU memory of a communicator: the published maximum, for four A100 on `NVLink`
+/// (NVIDIA/nccl#964). It grows with NCCL's channels; over sockets, which have two, it is 18 MB.
 const COMMUNICATOR: f64 = 688.0 * 1024.0 * 1024.0;
 
-/// The memory that a job takes of a rank.
+/// The memory of a job's rank.
 pub fn footprint(config: &RunConfig) -> Footprint {
     let training = &config.training;
     let units = Units::of(&config.model, config.parallelism.tensor);
@@ -40,7 +41,7 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     let is_half = training.master_weights;
     let weight = if is_half { HALF } else { FULL };
     let (ranks, stage) = (ranks(config), config.parallelism.zero_stage);
-    // Of one rank nothing is divided.
+    // A single rank shards nothing.
     let (stage, shard) = if ranks > 1.0 && stage > 0 {
         (stage, all / ranks)
     } else {
@@ -52,8 +53,8 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     };
     let averages = f64::from(u8::from(training.ema.is_some()));
     let is_offloaded = config.parallelism.offload.optimizer == OffloadTo::Cpu;
-    // In full precision the weights are their own masters, but at stage 3, where the rank's shard is apart, and where masters are
-    // in another memory.
+    // In full precision the weights are the masters, except at stage 3, with a separate shard, and
+    // with masters in host memory.
     let masters = if is_half || is_offloaded {
         FULL * shard
     } else {
@@ -67,37 +68,37 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     } else {
         0.0
     };
-    // Offloaded, whole gradients are brought into 32 bits in host memory only.
+    // With offloading, whole gradients are converted to 32 bits only in host memory.
     let reduced = match (stage, is_half && !is_offloaded) {
         (0, false) => 0.0,
         _ => FULL * shard,
     };
     let optimizer = masters + FULL * (moments + averages) * shard;
     let room = if is_offloaded { FULL * shard } else { 0.0 };
-    // In 32 bits the masters are what ranks gather.
+    // In 32 bits ranks gather the masters.
     let beside_masters = if are_weights_offloaded && is_half {
         HALF * shard
     } else {
         0.0
     };
-    // On CPUs there is one memory.
+    // CPUs have only host memory.
     let (optimizer, host) = match config.device {
         Device::Cpu => (optimizer + room + beside_masters, 0.0),
         _ if is_offloaded => (0.0, optimizer + room + beside_masters),
         _ => (optimizer, 0.0),
     };
-    // At stage 1 they are reduced, and given back, in the last micro-batch.
+    // At stage 1 they are reduced and freed in the last micro-batch.
     let raw = match stage {
         0 => weight * all,
         1 if training.gradient_accumulation_steps > 1 => weight * all,
         _ => weight * two_units,
     };
-    // In half precision, gradients of several micro-batches are summed in 32 bits: in a buffer of their own, unless there is one for
-    // whole gradients in 32 bits.
+    // In half precision, gradients of several micro-batches are summed in 32 bits, in a separate
+    // buffer unless one for whole 32-bit gradients exists.
     let is_summed_apart =
         is_half && training.gradient_accumulation_steps > 2 && (stage == 1 || stage == 0 && is_offloaded);
     let summed = if is_summed_apart { FULL * all } else { 0.0 };
-    // Autocast keeps the weights that it has cast until the backward pass is done with them.
+    // Autocast keeps cast weights until backward has used them.
     let cast = if training.precision != Precision::Fp32 && !is_half {
         HALF * all
     } else {
@@ -116,8 +117,9 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     }
 }
 
-/// How many of NCCL's communicators a rank has: of all ranks, of those that divide its tokens, of those with the same heads and
-/// of those that divide them, and, where not all divide the training state, of those that do and of those with the same part.
+/// Number of a rank's NCCL communicators: all ranks; its sequence group; its tensor group and the
+/// ranks with the same heads; with partial sharding, its sharding group and the ranks with the same
+/// shard.
 fn communicators(config: &RunConfig) -> u32 {
     let Parallelism { sequence, tensor, .. } = config.parallelism;
     if config.device == Device::Cpu || config.world_size() == 1 {
@@ -128,14 +130,14 @@ fn communicators(config: &RunConfig) -> u32 {
     1 + u32::from(sequence > 1) + 2 * u32::from(tensor > 1) + 2 * u32::from(is_hybrid)
 }
 
-/// What the forward pass of a micro-batch keeps, and what comes on top for a moment.
+/// Kept activations of a micro-batch, and temporary ones on top.
 fn activations(config: &RunConfig) -> (f64, f64) {
     let (model, shape) = (&config.model, Shape::of(config));
     let checkpointing = config.training.activation_checkpointing;
     let has_layer_scale = model.layer_scale.is_some();
     let of_block = |checkpointing| shape.tokens * shape.of_block(checkpointing, has_layer_scale);
     let images = f64::from(config.training.micro_batch_size);
-    // The images themselves, and their patches in the kind of the layers.
+    // The images, and their patches in the layers' format.
     let embedding = images * patches(model) * values_of_patch(model) * (FULL + shape.value);
     let again = match checkpointing {
         ActivationCheckpointing::Block => of_block(ActivationCheckpointing::None) - of_block(checkpointing),
@@ -146,7 +148,7 @@ fn activations(config: &RunConfig) -> (f64, f64) {
 }
 
 impl Footprint {
-    /// The most that tensors take at one time of the rank's own memory.
+    /// Peak of tensors in the rank's own memory.
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations + self.working
     }
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{at_stage, job};
 
-    /// As many as ranks on simulated GPUs have made (trainer/tests/integration/gpus.rs).
+    /// The numbers on simulated GPUs (trainer/tests/integration/gpus.rs).
     #[test]
     fn ranks_have_the_communicators_that_their_division_needs() {
         let of = |stage, shard_within_node, sequence, tensor| {
@@ -195,7 +197,8 @@ mod tests {
     #[test]
     fn an_offloaded_optimizer_takes_host_memory_alone() {
         let n = Units::of(&at_stage(0, false).model, 1).all();
-        // Bytes of each parameter: of weights and whole gradients, of what is divided by four on the GPU, and in host memory.
+        // Bytes per parameter: weights and whole gradients; state sharded by four on the GPU; host
+        // memory.
         for (stage, masters, parameters, whole, divided, host) in [
             (0, false, OffloadTo::None, 8.0, 0.0, 16.0),
             (0, true, OffloadTo::None, 4.0, 0.0, 16.0),
@@ -224,7 +227,8 @@ mod tests {
                 (on_device - whole - divided / ranks).abs() < 1e-9,
                 "stage {stage}, masters {masters}: {on_device}"
             );
-            // Masters, two moments, and gradients on their way; weights in half precision, too, where they are offloaded.
+            // Masters, two moments, and gradients in transit; also half-precision weights if
+            // offloaded.
             assert!(
                 found.optimizer == 0.0 && (found.host / n - host / ranks).abs() < 1e-9,
                 "{found:?}"

@@ -1,11 +1,11 @@
-//! A model's parameters and activations, as a rank has them.
+//! Parameters and activations of a model on a rank.
 
 use contract::{ActivationCheckpointing, ModelConfig, Pooling, Precision, RunConfig};
 
 pub(crate) const FULL: f64 = 4.0;
 pub(crate) const HALF: f64 = 2.0;
 
-/// Parameters of which a rank has weights, by the unit that uses them.
+/// A rank's parameters by unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Units {
     pub(crate) embedding: f64,
@@ -49,27 +49,27 @@ pub(crate) fn patches(model: &ModelConfig) -> f64 {
     f64::from(model.image_size / model.patch_size).powi(2)
 }
 
-/// Of each image.
+/// Tokens of an image.
 fn tokens(model: &ModelConfig) -> f64 {
     patches(model) + f64::from(u8::from(model.pooling == Pooling::Token)) + f64::from(model.register_tokens)
 }
 
-/// Learned tokens, and places of the position embedding.
+/// Learned tokens, and positions of the position embedding.
 fn embedded_tokens(model: &ModelConfig) -> f64 {
     let class = f64::from(u8::from(model.pooling == Pooling::Token));
     let covered = if model.register_tokens > 0 { 0.0 } else { class };
     class + f64::from(model.register_tokens) + patches(model) + covered
 }
 
-/// How a rank computes.
+/// Sizes of a rank's computation.
 pub(crate) struct Shape {
     /// Tokens of a rank's micro-batch.
     pub(crate) tokens: f64,
-    /// Bytes of a value of a layer, and of the residual stream.
+    /// Bytes per value of a layer and of the residual stream.
     pub(crate) value: f64,
     pub(crate) residual: f64,
     pub(crate) width: f64,
-    /// A rank's part of the width of attention, and of the MLP's hidden values.
+    /// A rank's share of attention's width and of the MLP's hidden values.
     pub(crate) attention: f64,
     pub(crate) hidden: f64,
 }
@@ -94,7 +94,7 @@ impl Shape {
         }
     }
 
-    /// What a block keeps of each token.
+    /// Bytes that a block keeps per token.
     pub(crate) fn of_block(&self, checkpointing: ActivationCheckpointing, has_layer_scale: bool) -> f64 {
         let input = self.residual * self.width;
         let scaled = if has_layer_scale {
@@ -102,7 +102,8 @@ impl Shape {
         } else {
             0.0
         };
-        // Queries, keys, values and what attention mixes; the stream between the branches; the MLP's hidden values.
+        // Queries, keys, values and attention's output; the stream between the branches; the MLP's
+        // hidden values.
         let kept = 2.0 * input + self.value * (4.0 * self.attention + self.hidden) + scaled;
         match checkpointing {
             ActivationCheckpointing::Block => input,
@@ -112,14 +113,14 @@ impl Shape {
         }
     }
 
-    /// Gradients of activations that are there at once, of each token: those of hidden values, whose activations are no longer
-    /// needed one after the other, and of the stream.
+    /// Bytes per token of simultaneous gradients of activations: of hidden values, whose
+    /// activations are freed one after the other, and of the stream.
     pub(crate) fn in_flight(&self) -> f64 {
         self.value * self.hidden + 2.0 * self.residual * self.width
     }
 }
 
-/// Ranks among which training state is divided, or averaged where it is not.
+/// Number of ranks over which training state is sharded, or averaged if not sharded.
 pub(crate) fn ranks(config: &RunConfig) -> f64 {
     f64::from(config.parallelism.shards(config.nodes, config.ranks_per_node))
 }

@@ -1,56 +1,56 @@
-//! The strategies by which a job's ranks can divide it, all of which train the same model with the same global batch.
+//! Parallelism strategies of a job, all of which train the same model with the same global batch.
 
 use contract::{ActivationCheckpointing, RunConfig};
 use serde::Serialize;
 
 use crate::{Footprint, Sent, Speeds, Step, footprint, sent};
 
-/// What a strategy sets of a job.
+/// A strategy's settings.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Settings {
     /// Stage of `ZeRO`.
     pub zero_stage: u8,
-    /// Whether only the ranks of a node divide training state among them.
+    /// Whether training state is sharded only within each node.
     pub shard_within_node: bool,
-    /// Ranks that divide tokens.
+    /// Ranks that share tokens.
     pub sequence: u32,
-    /// Ranks that divide heads.
+    /// Ranks that share heads.
     pub tensor: u32,
-    /// Which activations are computed again.
+    /// Which activations are recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
 }
 
-/// One of the strategies.
+/// A strategy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Strategy {
-    /// What it sets.
+    /// Its settings.
     #[serde(flatten)]
     pub settings: Settings,
-    /// Micro-batches a step, so that the global batch is the job's.
+    /// Micro-batches per step, to keep the job's global batch.
     pub gradient_accumulation_steps: u32,
     /// Memory of a rank.
     pub memory_bytes: Footprint,
-    /// All of that.
+    /// Sum of the memory.
     pub total_bytes: f64,
-    /// What a rank sends in a step.
+    /// Bytes that a rank sends per step.
     pub sent_bytes: Sent,
-    /// Seconds of a step, where speeds were given.
+    /// Seconds of a step, if speeds were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_seconds: Option<Step>,
-    /// Whether it fits into the memory that was given.
+    /// Whether it fits into the given memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fits: Option<bool>,
     /// Whether it is the first that fits.
     pub is_recommended: bool,
 }
 
-/// The strategies for a job in the order in which they are to be tried: first without ranks that compute a model together, and
-/// with the job's own `activationCheckpointing`, those that send less before those that send more.
+/// The strategies for a job in the order to try them: first those without model parallelism and
+/// with the job's `activationCheckpointing`, then by bytes sent.
 ///
-/// With the bytes of memory that a rank has for tensors, the first that fits is recommended, and the list ends with its kind.
-/// With speeds those come first whose steps are the shortest, and the list is whole.
+/// With `memory`, a rank's bytes for tensors, the first that fits is recommended, and the list ends
+/// with its group. With `speeds`, the list is complete, and the shortest steps come first.
 pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speeds>) -> Vec<Strategy> {
     let given = config.training.activation_checkpointing;
     let mut all = Vec::new();
@@ -71,8 +71,8 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speed
             break;
         }
     }
-    // Ranks that compute a model together wait for each other in each block, and have their images alike: that comes last.
-    // To compute activations again costs a third of the computation.
+    // Model parallelism comes last: its ranks share images, and wait for each other in each block.
+    // Recomputing activations adds a third of the computation.
     let effort = |strategy: &Strategy| {
         (
             strategy.settings.sequence * strategy.settings.tensor,
@@ -80,7 +80,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speed
         )
     };
     all.sort_by_key(|strategy| {
-        // What is sent in sums of another order is as much.
+        // Ignores differences from the order of summation.
         let sent = (strategy.sent_bytes.total() / f64::from(1 << 20)).round() as u64;
         let step = strategy.step_seconds;
         (
@@ -92,7 +92,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speed
             strategy.settings.shard_within_node,
         )
     });
-    // What comes after a kind of which one fits is of no use.
+    // Groups after the first with a fitting strategy are useless.
     let first = all
         .iter()
         .find(|strategy| strategy.fits == Some(true))
@@ -104,7 +104,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speed
     all
 }
 
-/// Stages of `ZeRO`, and whether only the ranks of a node divide training state among them.
+/// Stages of `ZeRO`, and whether they shard only within each node.
 const STAGES: [(u8, bool); 7] = [
     (0, false),
     (1, false),
@@ -115,10 +115,10 @@ const STAGES: [(u8, bool); 7] = [
     (3, true),
 ];
 
-/// The most ranks that divide tokens, or heads: a manifest takes no more.
+/// Maximum number of ranks that share tokens or heads, as in manifests.
 const MOST_TOGETHER: u32 = 64;
 
-/// Numbers of ranks that divide tokens, and heads.
+/// Numbers of ranks that share tokens, and heads.
 fn groups(config: &RunConfig) -> Vec<(u32, u32)> {
     let most = if config.parallelism.across_nodes {
         config.world_size()
@@ -133,9 +133,9 @@ fn groups(config: &RunConfig) -> Vec<(u32, u32)> {
 }
 
 impl Settings {
-    /// The job divided in this way, with the same global batch; `None` where it cannot be.
+    /// The job with these settings and the same global batch; `None` if impossible.
     pub fn applied_to(self, config: &RunConfig) -> Option<RunConfig> {
-        // On one node it is what the stage is without it.
+        // On one node it has no effect.
         if self.shard_within_node && config.nodes == 1 {
             return None;
         }
@@ -155,7 +155,7 @@ impl Settings {
         divided.errors().is_empty().then_some(divided)
     }
 
-    /// In few words, such as `zeroStage 3, sequence 2, block`.
+    /// A short name, such as `zeroStage 3, sequence 2, block`.
     pub fn name(self) -> String {
         let mut name = format!("zeroStage {}", self.zero_stage);
         if self.shard_within_node {
@@ -267,8 +267,9 @@ mod tests {
     #[test]
     fn all_are_told_where_no_memory_is_given() {
         let strategies = strategies(&job(2, 4), None, None);
-        // For nothing, tokens or heads divided by two or four: four stages, and within nodes three, which have ranks left for
-        // it but where four divide heads. All of them with and without recomputation.
+        // Without, and with tokens or heads split by two or four: four stages, and three within
+        // nodes, except for heads split by four, which leave no ranks. All with and without
+        // recomputation.
         assert_eq!(strategies.len(), (4 * 5 + 3 * 4) * 2);
         assert!(
             strategies
@@ -301,17 +302,17 @@ mod tests {
             let first = all.iter().find(|strategy| strategy.is_recommended).expect("fits");
             (first.settings.name(), first.step_seconds.expect("speeds"))
         };
-        // Everything hides behind 4 images: the least is divided.
+        // Everything hides behind 4 images: the lowest stage wins.
         let (name, step) = first(&speeds(1e15, 1e15), 80.0);
         assert_eq!(name, "zeroStage 0");
         assert!(
             (step.total - 0.04).abs() < 1e-3 && (step.compute - 0.04).abs() < 1e-9,
             "{step:?}"
         );
-        // A slow network between the nodes: what crosses it is what a step takes.
+        // With a slow network between nodes, its traffic determines the step.
         let (name, step) = first(&speeds(1e12, 1e9), 80.0);
         assert_eq!(name, "zeroStage 1 within node");
-        // Two nodes send each other half of twice 4 bytes of each parameter, over all ranks of a node.
+        // Each of two nodes sends half of twice 4 bytes per parameter, over all its ranks.
         let expected = 4.0 * crate::parameters(&config.model) / 1e9;
         assert!(
             (step.total - expected).abs() < 1e-3 && step.overlapped > step.compute,

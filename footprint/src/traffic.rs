@@ -12,13 +12,13 @@ pub struct Sent {
     pub gradients: f64,
     /// To gather weights.
     pub weights: f64,
-    /// Of ranks that compute a model together.
+    /// To exchange activations in model parallelism.
     pub activations: f64,
-    /// Of gradients and weights, what all ranks of a node send to other nodes.
+    /// Gradients and weights that all ranks of a node send to other nodes.
     pub off_node: f64,
 }
 
-/// What a rank of a job sends in a step.
+/// Bytes that a rank of a job sends in a step.
 pub fn sent(config: &RunConfig) -> Sent {
     let (model, shape) = (&config.model, Shape::of(config));
     let parallelism = &config.parallelism;
@@ -32,7 +32,7 @@ pub fn sent(config: &RunConfig) -> Sent {
         GradientCompression::None => weight,
         GradientCompression::Bf16 => HALF,
     };
-    // A ring sends this share of what is reduced to shards, or gathered from them.
+    // A ring's share of the data of a reduce-scatter or all-gather.
     let of_ring = |ranks: f64| (ranks - 1.0) / ranks;
     let ring = of_ring(ranks(config));
     let passes = f64::from(config.training.gradient_accumulation_steps);
@@ -43,7 +43,7 @@ pub fn sent(config: &RunConfig) -> Sent {
         (_, false) => (passes, passes),
         (_, true) => (passes, 2.0 * passes),
     };
-    // Forward, backward, and forward once more where that is computed again.
+    // Forward, backward, and another forward pass for recomputation.
     let (forward, backward) = match config.training.activation_checkpointing {
         ActivationCheckpointing::Block => (2.0, 1.0),
         _ => (1.0, 1.0),
@@ -51,11 +51,11 @@ pub fn sent(config: &RunConfig) -> Sent {
     let in_blocks = passes * f64::from(model.depth) * shape.tokens * shape.value * (forward + backward);
     let exchanged = 4.0 * shape.attention * of_ring(f64::from(parallelism.sequence));
     let added_up = 2.0 * 2.0 * shape.width * of_ring(f64::from(parallelism.tensor));
-    // Shards that several nodes have are summed up over them once a step, in 32 bits.
+    // Shards that several nodes have are reduced over them once per step, in 32 bits.
     let alike = f64::from(config.world_size() / parallelism.tensor) / ranks(config);
     let between_nodes = 2.0 * FULL * all / ranks(config) * of_ring(alike);
-    // Rings go through the ranks in their order, so each leaves a node once: one for each part of the heads, or one for each
-    // rank where shards have rings of their own between nodes.
+    // Rings follow the order of ranks, so each leaves a node once: one per part of the heads, or
+    // one per rank if shards have separate rings between nodes.
     let averaged = reduced * gradient * all * ring;
     let gathered = gathered * weight * all * ring;
     let off_node = match (config.nodes, parallelism.shard_within_node) {
@@ -72,7 +72,7 @@ pub fn sent(config: &RunConfig) -> Sent {
 }
 
 impl Sent {
-    /// All of it.
+    /// Sum of all bytes.
     pub fn total(&self) -> f64 {
         self.gradients + self.weights + self.activations
     }
@@ -92,13 +92,15 @@ mod tests {
         let mut config = at_stage(3, true);
         config.training.gradient_accumulation_steps = 2;
         assert!((gb(&config) - 2.0 * 3.0 * 2.0 * 0.75).abs() < 1e-9);
-        // On nodes of two ranks: the same within a node, and half of 32 bits of each gradient between two nodes.
+        // On nodes of two ranks: the same within a node, and half of each 32-bit gradient between
+        // two nodes.
         let mut config = at_stage(3, true);
         (config.nodes, config.ranks_per_node) = (2, 2);
         config.training.gradient_accumulation_steps = 2;
         config.parallelism.shard_within_node = true;
         assert!((gb(&config) - (2.0 * 3.0 * 2.0 * 0.5 + 2.0 * 4.0 / 2.0 * 0.5)).abs() < 1e-9);
-        // Two ranks exchange half of three activations and of one, forth and back, in each of 12 blocks.
+        // Two ranks exchange half of three activations and of one, back and forth, in each of 12
+        // blocks.
         let mut config = at_stage(0, false);
         config.training.micro_batch_size = 1;
         config.training.gradient_accumulation_steps = 1;

@@ -1,4 +1,4 @@
-//! Writes the files that are made from code, or checks that they are fresh.
+//! Writes the generated files, or checks that they are up to date.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use fs_err as fs;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
-/// Helm leaves objects with this annotation behind when a release is uninstalled: with the CRD all jobs would go.
+/// Helm keeps objects with this annotation on uninstall; without the CRD all jobs would be deleted.
 const KEEP: (&str, &str) = ("helm.sh/resource-policy", "keep");
 
 fn main() -> Result<()> {
@@ -23,7 +23,7 @@ fn main() -> Result<()> {
             }
             Some("check") => ensure!(
                 fs::read_to_string(&target).is_ok_and(|found| found == content),
-                "{} is not fresh: run `make generate` and commit the result",
+                "{} is outdated: run `make generate` and commit the result",
                 path.display()
             ),
             other => bail!("generate write|check: got {}", other.unwrap_or("nothing")),
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Every file, by its path from the top of the source tree.
+/// Every file, by its path from the root of the source tree.
 fn files() -> Result<Vec<(PathBuf, String)>> {
     let mut files = vec![
         ("docs/reference/vittrainingjob.md".into(), reference::jobs()),

@@ -1,7 +1,7 @@
-//! Files of stores that are read in parts. Each part is kept in a folder until others need the room.
+//! Reads files of stores in parts, with a cache of parts in a folder.
 //!
-//! The processes of a machine share the folder: a part is read once for all of them. A lock file is held meanwhile, which ends with
-//! the process that holds it.
+//! The processes of a machine share the folder, so a part is read once for all. A lock file is held
+//! while reading, until the holding process ends at the latest.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -22,65 +22,67 @@ use tokio::runtime::Runtime;
 use crate::fetch::{hexadecimal, list};
 use crate::{Error, Location, RemoteFile, Store};
 
-/// What the cache keeps in a folder that is not its own.
+/// The cache's subfolder.
 const OWN: &str = ".vit-cache";
-/// Characters of a boot's identity.
+/// Length of a boot id.
 const BOOT_ID: usize = 36;
-/// Locks, each for a part of the parts.
+/// Number of locks, among which parts are distributed.
 const LOCKS: u16 = 1024;
-/// The part of the limit that is left when parts go.
+/// Share of the limit that is kept when parts are evicted.
 const KEPT_PERCENT: u64 = 70;
-/// What a process writes until it looks again what the folder holds, as a part of the limit: sixteen of them stay below it.
+/// Fraction of the limit that a process writes before it checks the folder's size: sixteen of them
+/// stay below the limit.
 const LOOK_AFTER: u64 = 64;
-/// A part that is used is marked as such at most so often.
+/// Minimum time between two marks of a part as used.
 const MARKED_EVERY: Duration = Duration::from_secs(30);
 
-/// How long the part that another process reads is waited for, or its list of what is in a file.
+/// How long to wait for another process that reads a part, or scans a file.
 const PART_PATIENCE: Duration = Duration::from_secs(10);
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// Age at which unused cache folders and unfinished files are removed.
 const FORGOTTEN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Time between two log lines about the scan of files.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Files, and the parts of them that are at hand.
+/// Files of stores, with cached parts.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
-    /// Of all parts, in bytes.
+    /// Maximum size of all parts, in bytes.
     limit: u64,
-    /// Parts begin at multiples of it, and are so long; none if a part is what was asked for.
+    /// Length and alignment of parts; `None` for parts as requested.
     block: Option<u64>,
-    files: Vec<Kept>,
+    files: Vec<CachedFile>,
     runtime: Runtime,
-    /// By this process, since it looked what the folder holds.
+    /// Bytes written by this process since it last checked the folder's size.
     written: AtomicU64,
     has_warned: AtomicBool,
-    looked_into: Mutex<LookedInto>,
+    scanned: Mutex<ScanProgress>,
 }
 
 /// Number of files scanned, and when it was last logged.
 #[derive(Debug)]
-struct LookedInto {
+struct ScanProgress {
     files: usize,
-    told: Instant,
+    logged: Instant,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedFile {
     store: Arc<Store>,
     file: RemoteFile,
-    /// Of its place and version.
+    /// Hash of its location and version.
     key: String,
 }
 
 impl Cache {
-    /// The files of the locations, with parts in a folder. What a machine wrote there before it started again is removed: it may never
-    /// have got to the disk. Parts are of `block` bytes, or what is asked for.
+    /// The files of the locations, with a cache in a folder. Parts from before a reboot are
+    /// removed: they may never have reached the disk. Parts have `block` bytes, or the requested
+    /// ones.
     ///
     /// # Errors
-    /// Where files cannot be listed, or the folder not written.
+    /// If files cannot be listed or the folder cannot be written.
     pub fn open(
         locations: &[Location],
         folder: &Path,
@@ -114,7 +116,7 @@ impl Cache {
                 "{untagged} files have neither an ETag nor a modification time: changes to them will go unnoticed"
             );
         }
-        // Of a file without a version only the ranks of this attempt know that they have the same one.
+        // Without a version, only the ranks of the same attempt can assume that a file is the same.
         let attempt = std::os::unix::process::parent_id().to_string();
         let files = found.into_values().map(|(store, from, file)| {
             let version = if file.tag.is_empty() { &attempt } else { &file.tag };
@@ -124,10 +126,10 @@ impl Cache {
                 hash.update(text);
             }
             let key = hexadecimal(&hash.finalize()[..16]);
-            Kept { store, file, key }
+            CachedFile { store, file, key }
         });
         Ok(Self {
-            // A few of them must have room.
+            // Several parts must fit.
             block: block.map(|block| block.min(limit / LOOK_AFTER).max(1)),
             files: files.collect(),
             folder,
@@ -135,9 +137,9 @@ impl Cache {
             runtime,
             written: AtomicU64::new(0),
             has_warned: AtomicBool::new(false),
-            looked_into: Mutex::new(LookedInto {
+            scanned: Mutex::new(ScanProgress {
                 files: 0,
-                told: Instant::now(),
+                logged: Instant::now(),
             }),
         })
     }
@@ -159,10 +161,10 @@ impl Cache {
             .ok()
     }
 
-    /// So many bytes of a file, from a place on.
+    /// Reads `bytes` bytes of a file from `offset`.
     ///
     /// # Errors
-    /// Where the store does not give them.
+    /// If the store does not return them.
     pub fn read(&self, number: usize, offset: u64, bytes: usize) -> Result<Vec<u8>, Error> {
         let kept = &self.files[number];
         let end = offset.saturating_add(bytes as u64);
@@ -170,7 +172,7 @@ impl Cache {
             return Err(Error::Unavailable {
                 place: kept.file.name.clone(),
                 reason: format!(
-                    "it has {} bytes, and {bytes} at {offset} were asked for",
+                    "it has {} bytes, but {bytes} at {offset} were requested",
                     kept.file.bytes
                 ),
             });
@@ -192,7 +194,7 @@ impl Cache {
         Ok(content)
     }
 
-    /// What `make` finds of a kind in a file, which is kept for other processes, and until the machine starts again.
+    /// The result of `make` about a file, cached for other processes until the next reboot.
     ///
     /// # Errors
     /// Those of `make`.
@@ -217,39 +219,39 @@ impl Cache {
                 found = Some(made);
             }
         }
-        self.tell_looked_into();
+        self.log_scanned();
         Ok(found.expect("it was known or made"))
     }
 
     /// Logs progress every few seconds: scanning all files may take minutes.
-    fn tell_looked_into(&self) {
-        let mut looked = self.looked_into.lock().unwrap_or_else(PoisonError::into_inner);
-        looked.files += 1;
-        if looked.told.elapsed() >= TOLD_EVERY {
-            looked.told = Instant::now();
+    fn log_scanned(&self) {
+        let mut scanned = self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
+        scanned.files += 1;
+        if scanned.logged.elapsed() >= LOG_EVERY {
+            scanned.logged = Instant::now();
             tracing::info!(
                 "scanned {} of {} files in the store",
-                looked.files,
+                scanned.files,
                 self.files.len()
             );
         }
     }
 
-    /// What the parts may take, in bytes.
+    /// Maximum size of all parts, in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    fn part(&self, kept: &Kept, part: Range<u64>, wanted: Range<u64>) -> Result<Vec<u8>, Error> {
+    fn part(&self, kept: &CachedFile, part: Range<u64>, wanted: Range<u64>) -> Result<Vec<u8>, Error> {
         let name = format!("{}-{}-{}", kept.key, part.start, part.end);
         let path = self.folder.join("parts").join(&name);
-        if let Some(bytes) = at_hand(&path, &part, &wanted) {
+        if let Some(bytes) = cached(&path, &part, &wanted) {
             return Ok(bytes);
         }
         let hash = Sha256::digest(&name);
         let number = u16::from_le_bytes([hash[0], hash[1]]) % LOCKS;
         let _lock = lock(&self.folder.join("locks").join(number.to_string()), PART_PATIENCE);
-        if let Some(bytes) = at_hand(&path, &part, &wanted) {
+        if let Some(bytes) = cached(&path, &part, &wanted) {
             return Ok(bytes);
         }
         let bytes = self.runtime.block_on(kept.store.read(&kept.file, part.clone()))?;
@@ -258,7 +260,8 @@ impl Cache {
         Ok(bytes[start..end].to_vec())
     }
 
-    /// Writes a file of the cache, whole or not at all. Where that fails, the part is read from the store the next time.
+    /// Writes a file of the cache atomically. If that fails, the part is read from the store the
+    /// next time.
     fn keep(&self, path: &Path, bytes: &[u8]) {
         let written = NamedTempFile::new_in(&self.folder).and_then(|mut file| {
             file.write_all(bytes)?;
@@ -267,7 +270,7 @@ impl Cache {
         if let Err(error) = written {
             if !self.has_warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
-                    "the cache {} cannot be written ({error}): what is not there is read from the store each time",
+                    "the cache {} cannot be written ({error}): uncached parts are read from the store each time",
                     self.folder.display()
                 );
             }
@@ -282,7 +285,7 @@ impl Cache {
         }
     }
 
-    /// Removes the parts that were used longest ago, until the others take no more than this.
+    /// Removes the least recently used parts until at most `most` bytes remain.
     fn shrink(&self, most: u64) {
         let Some(_lock) = try_lock(&self.folder.join("locks/shrink")) else {
             return;
@@ -310,7 +313,7 @@ impl Cache {
     }
 }
 
-/// Removes what earlier starts of this machine have left, and what was forgotten on others.
+/// Removes caches of earlier boots of this machine, and unused ones of other machines.
 fn remove_old(own: &Path, folder: &Path, host: &str) -> std::io::Result<()> {
     let is_old = |path: &Path| {
         let changed = std::fs::metadata(path).and_then(|about| about.modified());
@@ -320,14 +323,14 @@ fn remove_old(own: &Path, folder: &Path, host: &str) -> std::io::Result<()> {
     for entry in std::fs::read_dir(own)?.flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let boot = name.to_str().and_then(|name| name.strip_prefix(host));
-        // A host's name may begin with that of another.
+        // A host name may start with another one.
         let is_ours = boot.is_some_and(|boot| boot.len() == BOOT_ID);
         if path != folder && (is_ours || is_old(&path.join("parts"))) {
-            // Another process may be at it, too.
+            // Another process may remove it, too.
             let _ = std::fs::remove_dir_all(path);
         }
     }
-    // What was being written when a process was killed.
+    // Unfinished files of killed processes.
     for entry in std::fs::read_dir(folder)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(".tmp") && is_old(&entry.path()) {
             let _ = std::fs::remove_file(entry.path());
@@ -336,7 +339,7 @@ fn remove_old(own: &Path, folder: &Path, host: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Of all files in a folder.
+/// Total size of a folder's files.
 fn bytes_in(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -344,8 +347,8 @@ fn bytes_in(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Of a part that is at hand, the wanted bytes.
-fn at_hand(path: &Path, part: &Range<u64>, wanted: &Range<u64>) -> Option<Vec<u8>> {
+/// The wanted bytes of a part, if it is cached.
+fn cached(path: &Path, part: &Range<u64>, wanted: &Range<u64>) -> Option<Vec<u8>> {
     let file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
     if about.len() != part.end - part.start {
@@ -364,7 +367,8 @@ fn at_hand(path: &Path, part: &Range<u64>, wanted: &Range<u64>) -> Option<Vec<u8
     Some(bytes)
 }
 
-/// Waits for a lock, for a while: it spares work and guards nothing. None where the file system has no locks.
+/// Waits for a lock, which saves work but is not needed for safety. `None` after `patience`, or
+/// without support by the file system.
 fn lock(path: &Path, patience: Duration) -> Option<Flock<File>> {
     let began = Instant::now();
     loop {

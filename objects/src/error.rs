@@ -5,93 +5,95 @@ use std::path::PathBuf;
 
 use object_store::Error as StoreError;
 
-/// What is wrong, where, and what would be right.
+/// What is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A text that names no place.
-    #[error("{text} names no files: {expected}")]
+    /// The text is not a valid location.
+    #[error("{text} is not a valid location: {expected}")]
     Location {
-        /// What was given.
+        /// The text.
         text: String,
-        /// What it must be.
+        /// What is valid.
         expected: String,
     },
-    /// Nothing is there.
-    #[error("{place} is not there, or holds no files")]
+    /// The place does not exist or has no files.
+    #[error("{place} does not exist or has no files")]
     Missing {
-        /// What was asked for.
+        /// The requested place.
         place: String,
     },
-    /// The store knows who asks, or does not, and refuses.
-    #[error("{place} may not be read ({reason}): {how}")]
+    /// Credentials are missing or insufficient.
+    #[error("access to {place} was denied ({reason}): {how}")]
     Denied {
-        /// What was asked for.
+        /// The requested place.
         place: String,
-        /// The store's words.
+        /// The store's message.
         reason: String,
-        /// What gives credentials.
+        /// How to give credentials.
         how: &'static str,
     },
-    /// The store does not take the question.
-    #[error("{place} cannot be read as it is asked for: {reason}")]
+    /// The store refused the request.
+    #[error("the request for {place} was refused: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The requested place.
         place: String,
-        /// The store's words.
+        /// The store's message.
         reason: String,
     },
-    /// The store did not answer, or not in time, or told to come back later, until patience ended.
+    /// The store did not respond in time, or asked to retry later, until patience ended.
     #[error("{place} could not be read: {reason}")]
     Unavailable {
-        /// What was asked for.
+        /// The requested place.
         place: String,
-        /// The last of what went wrong.
+        /// The last failure.
         reason: String,
     },
-    /// A file is another one than when it was listed.
+    /// A file has changed since it was listed.
     #[error("{place} has changed since it was listed: run again to read the new version")]
     Changed {
-        /// What was asked for.
+        /// The requested place.
         place: String,
     },
-    /// A name that would lead out of the folder.
+    /// A name that would leave the folder.
     #[error("{name} is not a valid file name: its path must stay within the folder")]
     Name {
-        /// As the store has it.
+        /// The name in the store.
         name: String,
     },
-    /// Two files of one name.
-    #[error("{name} is at several of the places that are fetched: fetch them into folders of their own")]
+    /// Two files with the same name.
+    #[error("{name} is in several of the fetched locations: fetch them into separate folders")]
     Twice {
-        /// Below the folder.
+        /// The name below the folder.
         name: String,
     },
-    /// A file that is in the way, and not from here.
+    /// A file with this name was not fetched from here.
     #[error(
-        "{path} has {found} bytes, and the file to fetch {expected}: it is not what was fetched from there; remove it, or give another folder"
+        "{path} has {found} bytes, but the file to fetch has {expected}: it was not fetched from there; remove it, or use another folder"
     )]
     InTheWay {
         /// The file.
         path: PathBuf,
         /// Its size.
         found: u64,
-        /// That of the one to fetch.
+        /// Size of the file to fetch.
         expected: u64,
     },
-    /// A file that was fetched and is not there any more.
-    #[error("{path} was fetched, and is not there any more: remove it, or give another folder")]
+    /// A fetched file that does not exist at its source any more.
+    #[error(
+        "{path} was fetched, but does not exist at its source any more: remove it, or use another folder"
+    )]
     Leftover {
         /// The file.
         path: PathBuf,
     },
-    /// Too little space, seen before anything is fetched.
-    #[error("{folder} has {free} bytes free, and {needed} are to be fetched")]
+    /// Too little space, checked before fetching.
+    #[error("{folder} has {free} bytes free, but {needed} must be fetched")]
     NoSpace {
-        /// Where to.
+        /// The target.
         folder: PathBuf,
-        /// Free.
+        /// Free bytes.
         free: u64,
-        /// Of all files that are not there yet.
+        /// Bytes of all missing files.
         needed: u64,
     },
     /// The folder's file system failed.
@@ -99,14 +101,14 @@ pub enum Error {
     Write {
         /// File or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: std::io::Error,
     },
 }
 
 impl Error {
-    /// Whether another attempt may find it mended by itself: the store, or the folder's file system, failed.
+    /// Whether a retry may succeed: the store or the folder's file system failed.
     pub fn is_of_storage(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::Changed { .. } | Self::NoSpace { .. } => true,
@@ -118,8 +120,8 @@ impl Error {
         }
     }
 
-    /// What a store's error means.
-    pub(crate) fn of_store(place: String, how: &'static str, error: &StoreError) -> Self {
+    /// Translates a store's error.
+    pub(crate) fn from_store(place: String, how: &'static str, error: &StoreError) -> Self {
         match error {
             StoreError::NotFound { .. } => Self::Missing { place },
             StoreError::InvalidPath { .. } => Self::Refused {
@@ -135,7 +137,7 @@ impl Error {
             _ => {
                 let reason = innermost(error);
                 let has_any = |statuses: &[&str]| statuses.iter().any(|status| reason.contains(status));
-                // Errors of requests about a bucket have no type of their own.
+                // Errors about a bucket have no separate type.
                 if has_any(&["404 Not Found"]) {
                     Self::Missing { place }
                 } else if has_any(&["403 Forbidden", "401 Unauthorized"]) {
@@ -150,7 +152,7 @@ impl Error {
     }
 }
 
-/// The last of the errors that an error stands on, which says most.
+/// The root cause of an error, which says most.
 pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {

@@ -1,4 +1,4 @@
-//! Files of a store, fetched into a folder: whole or not at all, and each once.
+//! Fetches files of a store into a folder, atomically and each once.
 //!
 //! A file is written under `.fetch/`, to a part whose name is a hash of the file's name and version. Each byte is written at its own
 //! offset, so two processes that both believe they hold the lock write the same content. A complete part is recorded, then renamed.
@@ -20,15 +20,15 @@ use crate::record::{Line, Record};
 use crate::store::OWN;
 use crate::{Error, Location, RemoteFile, Store};
 
-/// Files at the same time.
+/// Number of concurrent files.
 const AT_ONCE: usize = 8;
-/// Of a file that another process has left half there, so many of the last bytes are fetched again: where a machine stopped, they
-/// may never have got to the disk.
+/// Number of last bytes to fetch again of a partial file by another process: they may not have
+/// reached the disk before a crash.
 const DISTRUSTED: u64 = 8 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// What is to be fetched into a folder, which no other process fetches into meanwhile.
+/// Files to fetch into a folder, which is locked for other processes.
 #[derive(Debug)]
 pub struct Plan {
     folder: PathBuf,
@@ -39,43 +39,43 @@ pub struct Plan {
     _lock: Lock,
 }
 
-/// A file that is not there yet.
+/// A missing file.
 #[derive(Debug)]
 struct Task {
     store: Arc<Store>,
     from: String,
     file: RemoteFile,
-    /// Where it grows.
+    /// Partial file.
     part: PathBuf,
-    /// Bytes of it that are there.
+    /// Bytes in the partial file.
     present: u64,
 }
 
-/// How many bytes have come.
+/// Number of received bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<AtomicU64>);
 
-/// What was done.
+/// Result of a fetch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fetched {
     /// Files of the locations.
     pub files: usize,
-    /// Those that had to be fetched.
+    /// Files that were missing.
     pub fetched: usize,
 }
 
 impl Progress {
-    /// Bytes.
+    /// Received bytes.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Plan {
-    /// Looks what there is at the locations, and what is in the folder already. Waits for whoever fetches into it.
+    /// Compares the locations with the folder, once no other process fetches into it.
     ///
     /// # Errors
-    /// Where files cannot be listed, are in the way, or do not fit.
+    /// If files cannot be listed, conflict with existing ones, or do not fit.
     pub async fn new(locations: &[Location], folder: &Path, patience: Duration) -> Result<Self, Error> {
         let own = folder.join(OWN);
         let failed = |error| Error::Write {
@@ -109,7 +109,7 @@ impl Plan {
                 Ok(_) if known.is_some_and(|line| line.bytes == file.bytes && line.tag == file.tag) => {
                     if file.tag.is_empty() {
                         tracing::warn!(
-                            "{from} tells no version of {name}: what is there is taken for it by its size"
+                            "{from} has no version of {name}: the existing file is kept because its size is the same"
                         );
                     }
                     continue;
@@ -123,7 +123,7 @@ impl Plan {
             parts.insert(part.clone());
             let held = std::fs::metadata(&part).map_or(0, |about| about.len());
             needed += file.bytes.saturating_sub(held);
-            // What has no tag may be of another version.
+            // Without a tag it may be of another version.
             let present = if file.tag.is_empty() { 0 } else { held };
             tasks.push(Task {
                 present: present.min(file.bytes).saturating_sub(DISTRUSTED),
@@ -154,12 +154,12 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Bytes that are to come.
+    /// Bytes to fetch.
     pub fn bytes(&self) -> u64 {
         self.tasks.iter().map(|task| task.file.bytes - task.present).sum()
     }
 
-    /// Fetches. What is half there when this is dropped is gone on with the next time.
+    /// Fetches the files. If dropped, the next fetch continues from partial files.
     ///
     /// # Errors
     /// At the first file that cannot be fetched or written.
@@ -184,7 +184,7 @@ impl Plan {
 }
 
 impl Task {
-    /// All of its content.
+    /// Fetches the whole content.
     async fn fetch(&self, patience: Duration, progress: &Progress) -> Result<(), Error> {
         let failed = |error| self.failed(error);
         let mut options = tokio::fs::OpenOptions::new();
@@ -196,7 +196,8 @@ impl Task {
             .await
             .map_err(failed)?;
         let mut present = self.present;
-        // The most that was ever there, and since when: a server that breaks off at the same place each time has an end, too.
+        // The most bytes so far, and since when, so that a server that always fails at the same
+        // place is given up.
         let (mut most, mut since, mut pause) = (present, Instant::now(), FIRST_PAUSE);
         while present < self.file.bytes {
             let ended = self.append(&mut output, &mut present).await;
@@ -207,10 +208,10 @@ impl Task {
             match ended {
                 Ok(()) => {}
                 Err(Append::Write(error)) => return Err(failed(error)),
-                // A server that knows no ranges: from the beginning, which is asked for without one.
+                // Without range requests, start from the beginning, which needs no range.
                 Err(Append::Whole) => present = 0,
                 Err(Append::Read(error @ Error::Unavailable { .. })) if since.elapsed() < patience => {
-                    tracing::warn!("{error}: asking again");
+                    tracing::warn!("{error}: retrying");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     if self.file.tag.is_empty() {
@@ -235,11 +236,11 @@ impl Task {
         std::fs::remove_file(&self.part).map_err(failed)?;
         Err(Error::Unavailable {
             place: self.place(),
-            reason: format!("what came has SHA-256 {sum}, and the store tells {expected}"),
+            reason: format!("the received file has SHA-256 {sum}, but the store reports {expected}"),
         })
     }
 
-    /// The rest of the file, as much as comes.
+    /// Appends the rest of the file, as far as it is received.
     async fn append(&self, output: &mut File, present: &mut u64) -> Result<(), Append> {
         let unavailable = |reason: String| {
             Append::Read(Error::Unavailable {
@@ -256,7 +257,7 @@ impl Task {
         }
         if answer.range.start != *present {
             return Err(unavailable(
-                "the server sent another part of the file than the one asked for".into(),
+                "the server sent a different part of the file than requested".into(),
             ));
         }
         output
@@ -273,17 +274,17 @@ impl Task {
         output.flush().await.map_err(Append::Write)?;
         if *present < self.file.bytes {
             return Err(unavailable(format!(
-                "it ended after {present} of {} bytes",
+                "the response ended after {present} of {} bytes",
                 self.file.bytes
             )));
         }
         Ok(())
     }
 
-    /// Records that it is whole, and gives it its name.
+    /// Records that the file is complete, and renames it.
     fn name(&self, record: &mut Record, folder: &Path) -> Result<(), Error> {
         let path = folder.join(&self.file.name);
-        // An old version of the same size, once it is recorded as the new one, would pass for it after a crash.
+        // After a crash, an old version of the same size would pass for the recorded new one.
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::Write { path, error }),
             _ => {}
@@ -312,7 +313,7 @@ impl Task {
 }
 
 enum Append {
-    /// The server sends whole files only.
+    /// The server does not support range requests.
     Whole,
     Read(Error),
     Write(std::io::Error),
@@ -337,15 +338,15 @@ pub(crate) async fn list(
     Ok(found)
 }
 
-/// What a file is called while it is not whole: by its name and its version.
+/// Name of a partial file, from the file's name and version.
 fn part_name(file: &RemoteFile) -> String {
     let hash = |text: &str| hexadecimal(&Sha256::digest(text)[..8]);
     format!("{}-{}.part", hash(&file.name), hash(&file.tag))
 }
 
-/// Removes what is half there of other versions of these files.
+/// Removes partial files of other versions of these files.
 fn remove_other_parts(own: &Path, parts: &BTreeSet<PathBuf>) -> std::io::Result<()> {
-    // The name of a file comes first.
+    // The hash of the name comes first.
     let file_of = |part: &Path| {
         let name = part.file_name()?.to_str()?.strip_suffix(".part")?;
         Some(name.split_once('-')?.0.to_owned())
@@ -364,7 +365,7 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Of a file's content, in hexadecimal digits.
+/// SHA-256 of a file, hexadecimal.
 fn sha256(path: &Path) -> std::io::Result<String> {
     let mut file = std::fs::File::open(path)?;
     let mut hasher = Sha256::new();

@@ -1,7 +1,8 @@
-//! Lists the files of a data set on the Hugging Face Hub. The files themselves are read as from any web server.
+//! Lists the files of a data set on the Hugging Face Hub. The files are read as from any web
+//! server.
 //!
-//! The crate hf-hub would add about 60 others, for its chunked storage. The protocol is that of
-//! <https://huggingface.co/docs/hub/api>.
+//! The crate hf-hub would add about 60 dependencies for its chunked storage. The protocol is
+//! described at <https://huggingface.co/docs/hub/api>.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub(crate) struct HubFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
     pub(crate) tag: String,
-    /// Of the content, of large files alone.
+    /// Of the content; only for large files.
     pub(crate) sha256: Option<String>,
 }
 
@@ -56,7 +57,7 @@ struct Entry {
     lfs: Option<Lfs>,
 }
 
-/// A large file, which Git keeps a pointer to.
+/// A large file, for which Git has a pointer.
 #[derive(Deserialize)]
 struct Lfs {
     oid: String,
@@ -64,7 +65,7 @@ struct Lfs {
 }
 
 impl Hub {
-    /// A data set, at the commit that a revision is now: what is read later is of the same one.
+    /// A data set, at the current commit of a revision, so that all later reads see the same one.
     pub(crate) async fn open(dataset: &str, revision: &str, patience: Duration) -> Result<Self, Error> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let token = variable("HF_TOKEN").and_then(|token| {
@@ -94,7 +95,7 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Where files are.
+    /// URL of the files.
     pub(crate) fn files_url(&self) -> String {
         format!(
             "{}/datasets/{}/resolve/{}",
@@ -102,7 +103,7 @@ impl Hub {
         )
     }
 
-    /// What every question must have.
+    /// Headers of every request.
     pub(crate) fn headers(&self) -> HeaderMap {
         self.token
             .iter()
@@ -131,15 +132,15 @@ impl Hub {
                     tag: entry.oid,
                 },
             }));
-            // A page that leads back would have no end.
+            // A page that links back would never end.
             next = after.filter(|after| seen.insert(after.clone()));
         }
         Ok(files)
     }
 
-    /// An answer, and where the next page is. What may pass is tried again for a while.
+    /// A response and the URL of the next page. Temporary failures are retried until patience ends.
     async fn ask<Answer: DeserializeOwned>(&self, question: &str) -> Result<(Answer, Option<String>), Error> {
-        // Pages that follow are told by their whole address.
+        // Following pages have absolute URLs.
         let address = if question.starts_with("http") {
             question.to_owned()
         } else {
@@ -162,7 +163,7 @@ impl Hub {
                             let answer = serde_json::from_slice(&answer).map(|answer| (answer, after));
                             return answer.map_err(|error| Error::Refused {
                                 place,
-                                reason: format!("{} gives no answer of the Hub: {error}", self.endpoint),
+                                reason: format!("the response of {} is not valid: {error}", self.endpoint),
                             });
                         }
                         Err(error) => (innermost(&error), None),
@@ -196,14 +197,14 @@ impl Hub {
             if left.is_zero() {
                 return Err(Error::Unavailable { place, reason });
             }
-            tracing::warn!("{place} does not answer ({reason}): asking again");
+            tracing::warn!("{place} does not respond ({reason}): retrying");
             tokio::time::sleep(wanted.unwrap_or(pause).max(pause).min(left)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 }
 
-/// A path as a part of an address.
+/// A path escaped for a URL.
 fn escaped(path: &str) -> String {
     let mut url = Url::parse("http://host").expect("an address");
     if let Ok(mut segments) = url.path_segments_mut() {
@@ -214,7 +215,7 @@ fn escaped(path: &str) -> String {
     url.path().trim_start_matches('/').to_owned()
 }
 
-/// Mozilla's certificates, beside those of the system.
+/// Mozilla's certificates, in addition to the system's.
 fn roots() -> Vec<Certificate> {
     let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
     roots
@@ -222,13 +223,13 @@ fn roots() -> Vec<Certificate> {
         .collect()
 }
 
-/// How long a server asks to wait.
+/// The time of a `Retry-After` header.
 fn retry_after(response: &Response) -> Option<Duration> {
     let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?;
     seconds.parse().ok().map(Duration::from_secs)
 }
 
-/// The address in a header such as `Link: <https://...>; rel="next"`.
+/// The URL in a header such as `Link: <https://...>; rel="next"`.
 fn next_page(response: &Response) -> Option<String> {
     let link = response.headers().get(http::header::LINK)?.to_str().ok()?;
     let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;

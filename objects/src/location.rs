@@ -1,4 +1,4 @@
-//! The names of places.
+//! Locations of files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,17 +13,17 @@ const EXPECTED: &str = "must be s3://BUCKET/PATH, gs://BUCKET/PATH, hf://dataset
 
 const UNLISTED: &str = "a web server does not list files: name one, or a range such as train-{000..127}.tar";
 
-/// A place with files, and which of them.
+/// A selection of files in a place.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Location {
     text: String,
     pub(crate) place: Place,
-    /// Folder below the place, without slashes around it; empty for the place itself.
+    /// Folder in the place, without slashes around it; empty for the root.
     pub(crate) folder: String,
     pub(crate) files: Files,
 }
 
-/// Where files are.
+/// A store of files.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
     S3 {
@@ -44,7 +44,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// How credentials are given.
+    /// How to give credentials.
     pub(crate) fn credentials(&self) -> &'static str {
         match self {
             Self::S3 { .. } => {
@@ -53,20 +53,20 @@ impl Place {
             Self::Gcs { .. } => {
                 "give credentials as GOOGLE_SERVICE_ACCOUNT_KEY, or set GOOGLE_SKIP_SIGNATURE to true for a public bucket"
             }
-            Self::Http { .. } => "web servers are asked without credentials",
+            Self::Http { .. } => "credentials for web servers are not supported",
             Self::Hub { .. } => "give credentials as HF_TOKEN",
         }
     }
 }
 
-/// Which files of a folder.
+/// Selection of a folder's files.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Files {
-    /// All below it, or if there is nothing below it: the file of this name.
+    /// All below it, or the file of this name if the folder does not exist.
     All,
-    /// Those in it, and not in folders below, that begin and end so.
+    /// Those directly in it with this prefix and suffix.
     Between(String, String),
-    /// These.
+    /// The named ones.
     Named(Vec<String>),
 }
 
@@ -95,10 +95,10 @@ impl FromStr for Location {
             "http" | "https" => {
                 let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
                 if let Some((_, host)) = host.rsplit_once('@') {
-                    // A password is not repeated.
+                    // Hides the password.
                     return Err(Error::Location {
                         text: format!("{scheme}://***@{host}/{path}"),
-                        expected: "web servers are asked without credentials: leave the user's name out"
+                        expected: "credentials for web servers are not supported: remove the user name"
                             .into(),
                     });
                 }
@@ -114,7 +114,7 @@ impl FromStr for Location {
                 let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
                 let mut inner = parts.next().unwrap_or("");
                 let mut revision = revision.to_owned();
-                // Branches of the Hub's own, as refs/convert/parquet.
+                // Branches by the Hub, such as refs/convert/parquet.
                 if revision == "refs" {
                     let mut rest = inner.splitn(3, '/');
                     let (Some(kind), Some(branch)) = (rest.next(), rest.next()) else {
@@ -136,7 +136,7 @@ impl FromStr for Location {
         {
             return Err(refused(EXPECTED));
         }
-        // Keys of buckets are as they are; addresses of the web have %20 for a space.
+        // Keys of buckets are literal; URLs have %20 for a space.
         let decoded = match place {
             Place::Http { .. } => Path::from_url_path(path),
             Place::S3 { .. } | Place::Gcs { .. } | Place::Hub { .. } => Path::parse(path),
@@ -145,13 +145,13 @@ impl FromStr for Location {
         let path = decoded.as_ref();
         if matches!(place, Place::Http { .. }) && text.contains(['?', '#']) {
             return Err(refused(
-                "an address has no ? and # here, as those that are signed for a while do",
+                "URLs with ? or # are not supported, which includes presigned ones",
             ));
         }
         let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
         if folder.contains(['*', '{']) {
             return Err(refused(
-                "* and {FIRST..LAST} may be in the last part of the path alone",
+                "* and {FIRST..LAST} are allowed only in the last part of the path",
             ));
         }
         let files = files(last).map_err(|expected| refused(&expected))?;
@@ -173,14 +173,14 @@ impl FromStr for Location {
     }
 }
 
-/// What `*` or a range in a name stands for; none where there is neither.
+/// The files of a name with `*` or a range; `None` without either.
 fn files(name: &str) -> Result<Option<Files>, String> {
     let is_closed = name.matches('{').count() == name.matches('}').count();
     match FileNames::parse(name).filter(|_| is_closed) {
         Some(FileNames::One(_)) => Ok(None),
         Some(FileNames::Range(names)) => Ok(Some(Files::Named(names))),
         Some(FileNames::Between(before, after)) => Ok(Some(Files::Between(before, after))),
-        None => Err("a name has at most one * or one range such as {000..127}, which goes up".to_owned()),
+        None => Err("a name may have one * or one ascending range such as {000..127}".to_owned()),
     }
 }
 
@@ -270,25 +270,28 @@ mod tests {
             ("hf://datasets/cifar10", EXPECTED),
             (
                 "https://a/b?c",
-                "an address has no ? and # here, as those that are signed for a while do",
+                "URLs with ? or # are not supported, which includes presigned ones",
             ),
             (
                 "s3://images/*/a.tar",
-                "* and {FIRST..LAST} may be in the last part of the path alone",
+                "* and {FIRST..LAST} are allowed only in the last part of the path",
             ),
             (
                 "s3://images/a-{3..1}.tar",
-                "a name has at most one * or one range such as {000..127}, which goes up",
+                "a name may have one * or one ascending range such as {000..127}",
             ),
             (
                 "s3://images/a-{1..2}*",
-                "a name has at most one * or one range such as {000..127}, which goes up",
+                "a name may have one * or one ascending range such as {000..127}",
             ),
             ("https://a/b/", UNLISTED),
             ("https://a/b/*.tar", UNLISTED),
         ] {
             let error = text.parse::<Location>().expect_err(text);
-            assert_eq!(error.to_string(), format!("{text} names no files: {expected}"));
+            assert_eq!(
+                error.to_string(),
+                format!("{text} is not a valid location: {expected}")
+            );
         }
         let error = "https://me:secret@a/b".parse::<Location>().expect_err("refused");
         assert!(!error.to_string().contains("secret"), "{error}");

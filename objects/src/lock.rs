@@ -1,6 +1,7 @@
-//! One process at a time fetches into a folder, also where several machines share it.
+//! Lets one process at a time fetch into a folder, also across machines.
 //!
-//! It spares work and is no safeguard: two that fetch the same file write the same bytes at the same places.
+//! It saves work but is not needed for safety: two that fetch the same file write the same bytes at
+//! the same offsets.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -13,11 +14,11 @@ use crate::Error;
 
 const NAME: &str = "lock";
 const BEAT: Duration = Duration::from_secs(5);
-/// A lock that nobody has touched for so long is of a process that is gone.
+/// Age at which an untouched lock is abandoned.
 const ABANDONED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Held until it is dropped; touched every few seconds.
+/// Held until dropped; touched every few seconds.
 #[derive(Debug)]
 pub(crate) struct Lock {
     path: PathBuf,
@@ -26,7 +27,8 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits for it. A file is made, not locked: locks of network file systems are not to be relied on.
+    /// Waits for the lock. It is a created file, because locks of network file systems are
+    /// unreliable.
     pub(crate) async fn take(folder: &Path) -> Result<Self, Error> {
         Self::take_after(folder, ABANDONED).await
     }
@@ -38,7 +40,7 @@ impl Lock {
             path: path.clone(),
             error,
         };
-        // Its time by its own clock, and when that was seen by ours: clocks of machines differ.
+        // The lock's time by its holder's clock, and when we saw it by ours: clocks differ.
         let mut seen: Option<(SystemTime, Instant)> = None;
         loop {
             match OpenOptions::new().write(true).create_new(true).open(&path) {
@@ -54,10 +56,10 @@ impl Lock {
                 (Some(changed), Some((before, since))) if changed == before => {
                     if since.elapsed() >= abandoned {
                         tracing::warn!(
-                            "whoever fetched into {} is gone: going on in its place",
+                            "the process that fetched into {} is gone: taking over",
                             folder.display()
                         );
-                        // Under a name of our own, so that of two who do this one succeeds.
+                        // Under a unique name, so that only one of two processes succeeds.
                         let aside = folder.join(&token);
                         if std::fs::rename(&path, &aside).is_ok() {
                             std::fs::remove_file(&aside).map_err(failed)?;
@@ -68,7 +70,7 @@ impl Lock {
                 (Some(changed), _) => {
                     if seen.is_none() {
                         tracing::info!(
-                            "another process fetches into {}: waiting for it, or until it has shown nothing for {} s",
+                            "another process fetches into {}: waiting until it ends or shows no activity for {} s",
                             folder.display(),
                             abandoned.as_secs()
                         );
@@ -104,7 +106,7 @@ fn is_own(path: &Path, token: &str) -> bool {
     std::fs::read_to_string(path).is_ok_and(|found| found == token)
 }
 
-/// Of no other process, on any machine.
+/// A token that is unique across machines.
 fn token() -> String {
     let host = nix::sys::utsname::uname().map(|names| names.nodename().to_string_lossy().into_owned());
     let host = host.unwrap_or_default();
@@ -133,12 +135,12 @@ mod tests {
         assert!(waits.await.is_err(), "it is held");
         drop(first);
         let second = Lock::take(folder.path()).await.expect("free again");
-        // It hangs, and is taken for gone.
+        // It hangs, and counts as gone.
         second.beats.abort();
         let hasty = Lock::take_after(folder.path(), Duration::from_millis(100));
         let third = tokio::time::timeout(Duration::from_secs(5), hasty);
         let third = third.await.expect("in time").expect("is taken over");
-        // Back again, it does not take the lock of who has replaced it with it.
+        // When it continues, it does not remove its successor's lock.
         drop(second);
         assert!(is_own(&folder.path().join(NAME), &third.token));
         drop(third);

@@ -1,4 +1,5 @@
-//! What was fetched into a folder: a line of JSON for each file, appended when its content is whole and before it has its name.
+//! A folder's fetched files, one line of JSON each, appended after its content is complete and
+//! before it is renamed.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -11,13 +12,13 @@ use crate::Error;
 
 const NAME: &str = "fetched.jsonl";
 
-/// A file that was fetched.
+/// A fetched file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) tag: String,
     pub(crate) bytes: u64,
-    /// The location that named it.
+    /// Its location.
     pub(crate) from: String,
 }
 
@@ -41,7 +42,7 @@ impl Record {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(failed(error)),
         };
-        // The last line is torn where a machine stopped: its file has no name yet.
+        // After a crash the last line may be incomplete: its file was not renamed yet.
         for line in text
             .lines()
             .filter_map(|line| serde_json::from_str::<Line>(line).ok())
@@ -59,7 +60,7 @@ impl Record {
         Ok(Self { path, file, lines })
     }
 
-    /// Adds a line, which is there after a crash, too.
+    /// Adds a line, durably.
     pub(crate) fn add(&mut self, line: &Line) -> Result<(), Error> {
         let text = serde_json::to_string(line).unwrap_or_default() + "\n";
         let written = self.file.write_all(text.as_bytes());

@@ -1,4 +1,4 @@
-//! Stores of all kinds, by one interface.
+//! One interface for all kinds of stores.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -21,30 +21,31 @@ use crate::hub::{Hub, HubFile};
 use crate::location::{Files, Place};
 use crate::{Error, Location};
 
-/// Questions to a store at the same time.
+/// Number of concurrent requests to a store.
 const AT_ONCE: usize = 16;
-/// A connection that carries nothing for so long is given up, and the rest is asked for anew.
+/// A connection that is idle for so long is closed, and the rest requested again.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For credentials, which come from this machine or one beside it.
+/// For credentials from this machine or its network.
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(10);
-/// More than there is patience for.
+/// In effect unlimited: patience ends first.
 const MOST_RETRIES: usize = 1000;
-/// Where the fetcher keeps what is its own in a folder; hidden, as readers of data sets pass over such.
+/// The fetcher's subfolder; hidden, because readers of data sets skip hidden folders.
 pub(crate) const OWN: &str = ".fetch";
 
 /// A file of a store.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RemoteFile {
-    /// Below the location's folder: parts of a path, with slashes between.
+    /// Path below the location's folder, with slashes.
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// Another one if the content is another one: the store's entity tag, or its time of change; empty if the store tells neither.
+    /// Changes with the content: the store's entity tag or modification time; empty if the store
+    /// has neither.
     pub tag: String,
-    /// Of its content, where the store tells it.
+    /// SHA-256 of its content, if the store has it.
     pub(crate) sha256: Option<String>,
-    /// By what an answer is known to be of the file that was listed.
+    /// Identifies responses for the listed file.
     version: Version,
     path: Path,
 }
@@ -53,14 +54,14 @@ pub struct RemoteFile {
 enum Version {
     /// The entity tag.
     Tag(String),
-    /// The time of change, in seconds: answers with content tell no parts of them.
+    /// The modification time in whole seconds, as in responses with content.
     Time(i64),
-    /// A commit, which is in the address; or nothing at all.
+    /// A commit, which is in the URL; or nothing.
     Any,
 }
 
 impl RemoteFile {
-    /// Whether an answer is of this file as it was listed.
+    /// Whether a response is for this file as listed.
     pub(crate) fn is_of(&self, answer: &ObjectMeta) -> bool {
         let is_same = match &self.version {
             Version::Tag(tag) => answer.e_tag.as_ref() == Some(tag),
@@ -80,13 +81,14 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store of a location, with credentials from the environment: those of AWS's and Google's own tools, or `HF_TOKEN`. What fails
-    /// is tried again for `patience`.
+    /// The store of a location, with credentials from the environment: the variables of AWS's and
+    /// Google's tools, or `HF_TOKEN`. Failures are retried for `patience`.
     ///
     /// # Errors
-    /// Where the environment's settings are no good, there are no credentials, or the Hub does not know the data set.
+    /// If the environment's settings are invalid, credentials are missing, or the Hub does not have
+    /// the data set.
     pub async fn open(location: Location, patience: Duration) -> Result<Self, Error> {
-        // Another part of the process may have chosen the same one already.
+        // Another part of the process may have installed it already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let retries = RetryConfig {
             max_retries: MOST_RETRIES,
@@ -155,7 +157,7 @@ impl Store {
     /// The files of the location, sorted by name.
     ///
     /// # Errors
-    /// Where there are none, or they cannot be listed.
+    /// If there are none, or they cannot be listed.
     pub async fn list(&self) -> Result<Vec<RemoteFile>, Error> {
         let folder = &self.location.folder;
         let mut files = match &self.location.files {
@@ -221,7 +223,7 @@ impl Store {
         Ok(files.map(|object| self.file(object)).collect())
     }
 
-    /// The file whose name the location's folder is.
+    /// The file at the path of the location's folder.
     async fn single(&self) -> Result<RemoteFile, Error> {
         let path = &self.location.folder;
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -238,7 +240,7 @@ impl Store {
         Ok(file)
     }
 
-    /// A file of the location's folder, or the folder itself, which is a file then.
+    /// A file in the location's folder, or, for an empty name, the file at its path.
     async fn head(&self, name: &str) -> Result<RemoteFile, Error> {
         let parts = [self.location.folder.as_str(), name];
         let parts = parts.into_iter().filter(|part| !part.is_empty());
@@ -251,7 +253,7 @@ impl Store {
         Ok(self.file(object))
     }
 
-    /// A key as it is: nothing in it is escaped.
+    /// A key without escaping.
     fn key(&self, path: &str) -> Result<Path, Error> {
         Path::parse(path).map_err(|error| self.refused(Some(path), &error.into()))
     }
@@ -276,14 +278,14 @@ impl Store {
         }
     }
 
-    /// A path without the location's folder before it.
+    /// A path relative to the location's folder.
     fn below(&self, path: &str) -> String {
         let inner = path.strip_prefix(&self.location.folder).unwrap_or(path);
         inner.trim_start_matches('/').to_owned()
     }
 
-    /// The content of a file, from a place on; none where the server sends whole files only. What breaks off is asked for again, if
-    /// the store tells the file by a tag.
+    /// The content of a file from an offset; `None` if the server does not support ranges. Broken
+    /// responses are resumed if the file has a tag.
     pub(crate) async fn get(&self, file: &RemoteFile, start: u64) -> Result<Option<GetResult>, Error> {
         let options = GetOptions {
             range: (start > 0).then_some(GetRange::Offset(start)),
@@ -309,7 +311,7 @@ impl Store {
             Err(StoreError::NotSupported { .. }) => {
                 return Err(Error::Refused {
                     place: place(),
-                    reason: "the server sends whole files only, which vit-trainer fetch can do with".into(),
+                    reason: "the server does not support range requests: use vit-trainer fetch".into(),
                 });
             }
             answer => answer.map_err(refused)?,
@@ -322,21 +324,21 @@ impl Store {
         if !is_asked_for || bytes.len() as u64 != part.end - part.start {
             return Err(Error::Unavailable {
                 place: place(),
-                reason: format!("{} bytes came of {part:?}", bytes.len()),
+                reason: format!("received {} bytes of {part:?}", bytes.len()),
             });
         }
         Ok(bytes)
     }
 
-    /// What a store's error about one of its files, or about all, means.
+    /// Translates a store's error about one or all of its files.
     pub(crate) fn refused(&self, name: Option<&str>, error: &StoreError) -> Error {
         let place = self.location.to_string();
         let place = name.map_or(place.clone(), |name| format!("{name} of {place}"));
-        Error::of_store(place, self.location.place.credentials(), error)
+        Error::from_store(place, self.location.place.credentials(), error)
     }
 }
 
-/// Leaves out the empty objects that tools write for folders.
+/// Removes the empty objects that tools write for folders.
 fn leave_out_folders(files: &mut Vec<RemoteFile>) {
     let folders: HashSet<String> = files
         .iter()
@@ -348,14 +350,14 @@ fn leave_out_folders(files: &mut Vec<RemoteFile>) {
     files.retain(|file| file.bytes > 0 || !folders.contains(&file.name));
 }
 
-/// Whether a variable of the environment says yes.
+/// Whether an environment variable is true.
 fn is_set(variable: &str) -> bool {
     std::env::var(variable)
         .is_ok_and(|value| ["1", "true", "on", "yes"].contains(&value.to_lowercase().as_str()))
 }
 
-/// An error where credentials do not come soon: the library asks the machine's own service for them, which a machine that is in no
-/// cloud has not, until all patience is at its end.
+/// Fails if credentials do not arrive soon: outside a cloud, the library would query the machine's
+/// metadata service until patience ends.
 async fn in_time<T>(
     location: &Location,
     credentials: impl Future<Output = Result<T, StoreError>>,
@@ -363,7 +365,7 @@ async fn in_time<T>(
     let reason = match tokio::time::timeout(CREDENTIALS_TIMEOUT, credentials).await {
         Ok(Ok(_)) => return Ok(()),
         Ok(Err(error)) => innermost(&error),
-        Err(_) => "there are none, neither in the environment nor of this machine".to_owned(),
+        Err(_) => "no credentials in the environment or from this machine".to_owned(),
     };
     Err(Error::Denied {
         place: location.to_string(),
@@ -372,7 +374,7 @@ async fn in_time<T>(
     })
 }
 
-/// Mozilla's certificates, beside those of the system: images have none.
+/// Mozilla's certificates, in addition to the system's: images have none.
 fn roots() -> Vec<Certificate> {
     let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
     roots

@@ -1,4 +1,4 @@
-//! Counts the calls to the API server, as a layer of kube's client.
+//! A layer of kube's client that counts and times calls to the API server.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -85,7 +85,7 @@ mod tests {
         let mut missing = Response::new(Body::from(b"{}".to_vec()));
         *missing.status_mut() = StatusCode::NOT_FOUND;
         answer.send_response(missing);
-        call.await.expect("it ends").expect_err("there is no such pod");
+        call.await.expect("it ends").expect_err("the pod does not exist");
 
         let call = tokio::spawn(delete_pod(client));
         let (_, answer) = server.next_request().await.expect("a call");

@@ -1,4 +1,4 @@
-//! Checks that docs/operations.md and the reference of metrics explain what people can see of the operator.
+//! Checks that docs/operations.md and the metrics reference cover everything the operator exposes.
 
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ fn the_reference_of_metrics_is_what_is_rendered() {
     let metrics = Metrics::new().expect("metrics");
     metrics.called(&http::Method::GET, Some(http::StatusCode::OK), Duration::ZERO);
     let gpus = [(("Tesla-T4".into(), "nvidia.com/gpu".into()), [].into())].into();
-    let text = metrics.render([&job], &gpus).expect("renders");
+    let waiting = fixtures::job();
+    let text = metrics.render([&job, &waiting], &gpus).expect("renders");
     let table = crds::reference::metrics(&text);
     assert!(
         METRICS.contains(&table),

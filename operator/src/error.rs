@@ -1,8 +1,8 @@
-//! What can go wrong in a reconcile.
+//! Errors of a reconcile.
 
 use std::time::Duration;
 
-/// An error of one reconcile. It is in an Event, in the log and, by its category, in a metric.
+/// An error of one reconcile, shown in an Event, in the log and, by category, in a metric.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("failed to read the job: {0}")]
@@ -16,19 +16,18 @@ pub(crate) enum Error {
         name: String,
         source: Box<kube::Error>,
     },
-    /// An object of someone else has a name that the job needs.
+    /// Someone else's object has the name.
     #[error(
-        "failed to create {kind} {name}: there is one that does not belong to this {owner}; delete it or rename the {owner}"
+        "failed to create {kind} {name}: an object with this name does not belong to this {owner}; delete it or rename the {owner}"
     )]
     NameTaken {
         kind: &'static str,
         name: String,
         owner: &'static str,
     },
-    /// An object of an owner of the same name, which was deleted, is still there.
+    /// The object of a deleted owner with the same name still exists.
     #[error(
-        "failed to create {kind} {name}: the one of a deleted {owner} of this name is still there; it goes with that {owner}, or when its \
-         container has stopped, and is waited for"
+        "failed to create {kind} {name}: the object of a deleted {owner} with the same name still exists; retrying until it is gone"
     )]
     LastOwnersObject {
         kind: &'static str,
@@ -38,7 +37,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// A call that failed, from what was tried on which object.
+    /// A failed call, by verb and object.
     pub(crate) fn api(
         verb: &'static str,
         kind: &'static str,
@@ -84,12 +83,12 @@ impl Error {
         "Rejected",
     ];
 
-    /// Whether the object had changed since it was read: not a fault, but a reason to look again.
+    /// Whether the object changed since it was read: not a fault, but a reason to reconcile again.
     pub(crate) fn is_conflict(&self) -> bool {
         self.category() == "Conflict"
     }
 
-    /// Whether the object whose round it was is gone: its status has no place any more.
+    /// Whether the reconciled object was deleted, so that its status cannot be written.
     pub(crate) fn is_of_deleted(&self) -> bool {
         let Self::Api { verb, kind, .. } = self else {
             return false;
@@ -98,12 +97,12 @@ impl Error {
         is_of_status && self.is_not_found()
     }
 
-    /// Whether what the call was about, or the whole kind, is not there.
+    /// Whether the object, or the whole kind, does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         self.category() == "NotFound"
     }
 
-    /// Whether the API server rejects the object for good: it would reject the same again.
+    /// Whether the API server would reject the same object again.
     pub(crate) fn is_final(&self) -> bool {
         let Self::Api {
             verb: "create",
@@ -120,8 +119,8 @@ impl Error {
         self.is_refusal() && (matches!(status.code, 400 | 422) || is_denied())
     }
 
-    /// Whether the API server has certainly not done what it was asked. A call that was not answered, or with an error
-    /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
+    /// Whether the call certainly had no effect. A call without a response, or with a server error,
+    /// may have had one; a conflict may be with an earlier call of this operator.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::InvalidObject(_)
@@ -138,10 +137,10 @@ impl Error {
     }
 }
 
-/// What was tried where the status of the round's own object was written.
+/// The verb of writes to the reconciled object's status.
 pub(crate) const WRITE_STATUS: &str = "write the status of";
 
-/// What the API server said, where it answered: kube adds its own dump of the answer.
+/// The API server's message if it responded, without kube's dump of the response.
 fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
@@ -149,11 +148,11 @@ fn words(error: &kube::Error) -> String {
     }
 }
 
-/// How Pod Security, webhooks and admission policies deny an object. Other reasons for "forbidden" can pass: a quota, a service
-/// account that does not exist yet, missing rights of the operator.
+/// How Pod Security, webhooks and admission policies deny an object. Other "forbidden" errors may
+/// pass: a quota, a service account that does not exist yet, missing permissions of the operator.
 const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
 
-/// Time until the next try after `failures` failed in a row before this one: doubles from one second to a minute.
+/// Time until the next try, by the consecutive failures before this one: 1 s, doubled up to 60 s.
 pub(crate) fn back_off(failures: u32) -> Duration {
     Duration::from_secs((1_u64 << failures.min(6)).min(60))
 }

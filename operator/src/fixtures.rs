@@ -1,4 +1,4 @@
-//! Values for tests, named as facts: the planner's, and those of gangs.
+//! Test fixtures: the planner's, and those of gangs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ impl From<&str> for PodId {
     }
 }
 
-/// A pod of [`job`] that runs, on node `a` or `b`.
+/// A running pod of [`job`], on node `a` or `b`.
 pub(crate) fn pod(attempt: i32, node_rank: usize) -> PodView {
     PodView {
         name: format!("digits-{attempt}-{node_rank}"),
@@ -46,12 +46,12 @@ pub(crate) fn pod(attempt: i32, node_rank: usize) -> PodView {
     }
 }
 
-/// The gang of an attempt of [`job`], running.
+/// The running gang of an attempt of [`job`].
 pub(crate) fn gang(attempt: i32) -> Vec<PodView> {
     vec![pod(attempt, 0), pod(attempt, 1)]
 }
 
-/// The same gang as objects of the API server; `phase` as in their status.
+/// The same gang as API objects with this `phase` in their status.
 pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
     let job = job();
     let valid = crds::validate(&job).expect("valid");
@@ -76,7 +76,7 @@ pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
         .collect()
 }
 
-/// What is observed of a job, its gang healthy and on ready nodes.
+/// The observation of a job with a healthy gang on ready nodes.
 pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observation {
     Observation {
         job: job.into(),
@@ -87,13 +87,13 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         unready_nodes: std::collections::HashMap::new(),
         rejecting_nodes: std::collections::HashMap::new(),
         has_service: true,
-        network_policy: Isolation::There,
+        network_policy: Isolation::Present,
         pod_groups: None,
         agent_image: None,
         config_maps: BTreeSet::new(),
         progress: None,
         measured: None,
-        standstill: None,
+        stall_signs: None,
         silence: None,
         stragglers: None,
         is_stall_suspected: false,
@@ -102,17 +102,17 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
     }
 }
 
-/// A placement on nodes of one kind.
+/// A placement on nodes with identical GPUs.
 pub(crate) fn placement<const NODES: usize>(nodes: [&str; NODES]) -> Placement {
     Placement {
-        gpus: Gpus::Like(tesla_t4()),
+        gpus: Gpus::Identical(tesla_t4()),
         nodes: nodes.map(Into::into).into(),
         topology: vec![],
         rejected: vec![],
     }
 }
 
-/// What a queue tells of the only job that waits.
+/// The queue status of the only waiting job.
 pub(crate) fn alone() -> QueueStatus {
     QueueStatus {
         position: 1,
@@ -122,7 +122,7 @@ pub(crate) fn alone() -> QueueStatus {
     }
 }
 
-/// Types of all conditions with their values and reasons.
+/// All conditions by type, with status and reason.
 pub(crate) fn conditions_of(status: &ViTTrainingJobStatus) -> BTreeMap<&str, (&str, &str)> {
     status
         .conditions
@@ -136,7 +136,7 @@ pub(crate) fn conditions_of(status: &ViTTrainingJobStatus) -> BTreeMap<&str, (&s
         .collect()
 }
 
-/// An answer of an API server.
+/// An API server's response.
 pub(crate) fn response(code: u16, body: &impl Serialize) -> Response<Body> {
     let body = serde_json::to_vec(body).expect("serializes");
     let response = Response::builder().status(code).body(Body::from(body));

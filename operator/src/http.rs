@@ -39,7 +39,7 @@ pub(crate) async fn serve(
 fn router(endpoints: Endpoints) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
-        // The process serves: that is all a liveness probe asks. Losing the lease or a watch task ends it anyway.
+        // Enough for liveness: losing the lease or a watch ends the process anyway.
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .with_state(endpoints)
@@ -52,7 +52,7 @@ async fn metrics(State(endpoints): State<Endpoints>) -> Response {
         .filter_map(|job| job.0.as_ref().ok())
         .filter(|job| job.is_for_vit_operator())
         .collect();
-    // The leader alone promises GPUs, and so knows what is free.
+    // Only the leader promises GPUs, so only it knows which are free.
     let gpus = if endpoints.metrics.is_leader() {
         let asked = own.iter().map(|job| job.spec.workers.gpu_resource.as_str());
         let resources = asked.chain([DEFAULT_GPU_RESOURCE]).collect();

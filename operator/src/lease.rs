@@ -1,8 +1,7 @@
-//! Leader election by a Lease: of several replicas, one works.
+//! Leader election by a Lease, by client-go's rules.
 //!
-//! The rules are those of client-go: a Lease is free once its holder has not renewed it for its duration, as measured
-//! by the observer's own clock; the holder gives up when it could not renew for a while that is shorter than the
-//! duration. [`decide`] is the rule; the rest is reading and writing.
+//! A Lease is free once its holder has not renewed it for its duration, by the observer's clock.
+//! The holder gives up earlier, after failing to renew. [`decide`] is the rule; the rest is I/O.
 
 use std::time::Duration;
 
@@ -15,25 +14,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-/// A Lease that was not renewed for this long is free.
+/// A Lease not renewed for this long is free.
 pub(crate) const DURATION: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
-/// A holder that could not renew for this long, after the pause between two tries, gives up: 10 s together.
+/// A holder that fails to renew for this long, after [`RETRY`], gives up: 10 s in total.
 const RENEW_DEADLINE: Duration = Duration::from_secs(8);
-/// Longest that one call may take.
+/// Timeout of one call.
 const CALL: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Step {
-    /// Write it with oneself as its holder.
+    /// Become its holder.
     Take,
-    /// It is one's own: renew it.
+    /// Renew it as its holder.
     Renew,
-    /// Another holds it.
+    /// Another replica holds it.
     Wait,
 }
 
-/// `unchanged_for` is how long this observer has seen the Lease as it is.
+/// `unchanged_for` is how long this observer has seen the Lease unchanged.
 fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> Step {
     let holder = lease
         .and_then(|lease| lease.holder_identity.as_deref())
@@ -78,7 +77,7 @@ pub(crate) struct Candidate {
     api: Api<Lease>,
     name: String,
     identity: String,
-    /// The Lease as last seen, and since when it has been so.
+    /// The Lease as last seen, and since when it is unchanged.
     seen: Option<(Option<Lease>, Instant)>,
 }
 
@@ -92,14 +91,14 @@ impl Candidate {
         }
     }
 
-    /// Waits until the Lease is held, or `stop` is cancelled; whether it is held. A try under way is finished: it would
-    /// not be known what came of it.
+    /// Waits until the Lease is held or `stop` is cancelled; returns whether it is held. A started
+    /// try is finished, because its outcome would be unknown otherwise.
     pub(crate) async fn acquire(&mut self, stop: &CancellationToken) -> bool {
         while !stop.is_cancelled() {
             match self.try_once().await {
                 Ok(true) => return true,
                 Ok(false) => debug!("another replica leads"),
-                Err(error) => warn!(%error, "failed to reach for the lease"),
+                Err(error) => warn!(%error, "failed to acquire the lease"),
             }
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
@@ -120,7 +119,7 @@ impl Candidate {
         }
     }
 
-    /// Tries until there is an answer; whether the Lease is still held.
+    /// Tries until the server answers; returns whether the Lease is still held.
     async fn renew(&mut self) -> bool {
         loop {
             match self.try_once().await {
@@ -131,7 +130,7 @@ impl Candidate {
         }
     }
 
-    /// Gives the Lease back, so that another replica need not wait for its end.
+    /// Releases the Lease, so that another replica need not wait until it expires.
     pub(crate) async fn release(&mut self) -> Result<(), kube::Error> {
         let Some((Some(lease), _)) = self.seen.take() else {
             return Ok(());
@@ -154,7 +153,7 @@ impl Candidate {
             .map(drop)
     }
 
-    /// One try; whether the Lease is held now.
+    /// One try; returns whether the Lease is held now.
     async fn try_once(&mut self) -> Result<bool, kube::Error> {
         tokio::time::timeout(CALL, self.read_and_write())
             .await
@@ -184,7 +183,7 @@ impl Candidate {
         }
         let spec = Some(held(spec, &self.identity, step, Timestamp::now()));
         let written = if let Some(lease) = lease {
-            // The resource version in it makes the server refuse the write if another replica was faster.
+            // Its resource version makes the server refuse the write if another replica was faster.
             let lease = Lease { spec, ..lease };
             self.api.replace(&self.name, &PostParams::default(), &lease).await
         } else {
@@ -261,7 +260,7 @@ mod tests {
 
     type Stored = Arc<Mutex<Option<Lease>>>;
 
-    /// An API server that keeps one Lease, and refuses writes that were made from an older version of it.
+    /// An API server with one Lease that refuses writes based on an older version.
     fn server() -> (Client, Stored) {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         let stored = Stored::default();
@@ -324,7 +323,7 @@ mod tests {
         second.acquire(&CancellationToken::new()).await;
         assert!(started.elapsed() < RETRY, "an empty lease is taken at once");
         assert_eq!(holder(&stored).as_deref(), Some("second"));
-        // The first may not take back what it gave up.
+        // The first may not take it back.
         assert!(!first.try_once().await.expect("answered"));
     }
 

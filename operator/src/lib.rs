@@ -1,9 +1,9 @@
-//! The operator: reconciles `ViTTrainingJob`s into gangs of pods on like GPUs.
+//! The operator: reconciles `ViTTrainingJob`s into gangs of pods on identical GPUs.
 //!
 //! ```text
-//!  Nodes, pods ---> watch::caches ------------------+--> planner (a crate of its own)
+//!  Nodes, pods ---> watch::caches ------------------+--> planner (a separate crate)
 //!  ViTTrainingJob -> kube Controller -> reconcile   |       |
-//!                                        1 observe <+       |   and what agents have answered
+//!                                        1 observe <+       |   and the agents' answers
 //!                                        2 validate         |   (crds)
 //!                                        3 plan <-----------+   policy::{gang, failure, restart, ...}
 //!                                        4 build        build::{pod, service, network_policy, config_map, pod_group}
@@ -11,11 +11,11 @@
 //!                                        6 status   --> status, then Events
 //! ```
 //!
-//! Only `observe`, `apply` and `status` do input and output. `lease` lets one of several replicas work; `http` serves
-//! metrics and probes.
+//! Only `observe`, `apply` and `status` do I/O. `lease` elects one of several replicas as leader;
+//! `http` serves metrics and probes.
 //!
-//! What it may do is in the chart's `templates/rbac.yaml`.
-//! The end-to-end tests compare what the chart grants with what the API server's audit log has seen used.
+//! The chart's `templates/rbac.yaml` grants its permissions. The end-to-end tests compare them with
+//! the API server's audit log.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -42,9 +42,9 @@ mod watch;
 use arguments::{Arguments, Command};
 use clap::Parser as _;
 
-/// Does what the command line says.
+/// Runs the command line.
 ///
-/// Not `async`: a future is compiled where it is run, and the program, which would run it, has only this crate's work in it.
+/// Not `async`, so that the future is compiled in this crate and not in the binary.
 #[tokio::main]
 pub async fn main() -> anyhow::Result<()> {
     let Arguments { command } = Arguments::parse();

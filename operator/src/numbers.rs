@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Rounding for display.
 
-/// To so many decimals: `kubectl get` prints all that a number has.
+/// Rounds to this many decimals, because `kubectl get` prints all digits.
 pub(crate) fn rounded(value: f64, decimals: i32) -> f64 {
     let scale = 10_f64.powi(decimals);
     (value * scale).round() / scale

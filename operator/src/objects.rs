@@ -1,4 +1,4 @@
-//! Calls to the API server about single objects: what is there already, or gone already, is as good as done.
+//! Idempotent calls to the API server about single objects.
 
 use std::fmt::Debug;
 
@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, WRITE_STATUS};
 
-/// Writes an object's status in the place of the last one, and returns the object as the server took it. Its resource version makes
-/// the server refuse a status that was made from an outdated object.
+/// Replaces an object's status and returns the stored object. The resource version makes the server
+/// refuse a status computed from an outdated object.
 pub(crate) async fn replace_status<K>(api: &Api<K>, kind: &'static str, object: &K) -> Result<K, Error>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
@@ -30,19 +30,19 @@ pub(crate) fn written_by_us() -> PostParams {
     }
 }
 
-/// An object that its owner has.
-pub(crate) struct Own<K> {
+/// An object of its owner.
+pub(crate) struct OwnedObject<K> {
     pub(crate) uid: Option<String>,
-    /// As the server returned it, where it is new.
+    /// The stored object if this call created it.
     pub(crate) created: Option<K>,
 }
 
-/// Creates an object, or finds that its owner has it already. An object of someone else is left alone.
+/// Creates an object unless its owner already has it. Never changes someone else's object.
 pub(crate) fn create<K, O>(
     client: &Client,
     owner: &O,
     object: K,
-) -> impl Future<Output = Result<Own<K>, Error>>
+) -> impl Future<Output = Result<OwnedObject<K>, Error>>
 where
     O: Resource<DynamicType = ()>,
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -55,20 +55,20 @@ where
     create_of_kind(api, kind::<K>(), owner, object)
 }
 
-/// The same of a kind that is not known when compiling.
+/// [`create`] for a kind known only at run time.
 pub(crate) async fn create_of_kind<K, O>(
     api: Api<K>,
     kind: &'static str,
     owner: &O,
     object: K,
-) -> Result<Own<K>, Error>
+) -> Result<OwnedObject<K>, Error>
 where
     O: Resource<DynamicType = ()>,
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
     let name = object.name_any();
     match api.create(&written_by_us(), &object).await {
-        Ok(created) => Ok(Own {
+        Ok(created) => Ok(OwnedObject {
             uid: created.uid(),
             created: Some(created),
         }),
@@ -83,7 +83,7 @@ where
                 .iter()
                 .any(|known| Some(&known.uid) == owner.uid().as_ref())
             {
-                Ok(Own {
+                Ok(OwnedObject {
                     uid: existing.uid(),
                     created: None,
                 })
@@ -105,7 +105,7 @@ where
     }
 }
 
-/// Limits a deletion to the object with this uid: another may have taken its name.
+/// Limits a deletion to the object with this uid: another object may have reused its name.
 pub(crate) fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
     parameters.preconditions(Preconditions {
         uid,
@@ -113,7 +113,7 @@ pub(crate) fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteP
     })
 }
 
-/// Deletes an object. One that is gone already is as good as deleted.
+/// Deletes an object; succeeds if it does not exist.
 pub(crate) fn delete<K>(
     api: &Api<K>,
     name: String,
@@ -125,7 +125,7 @@ where
     delete_of_kind(api, kind::<K>(), name, parameters)
 }
 
-/// The same of a kind that is not known when compiling.
+/// [`delete`] for a kind known only at run time.
 pub(crate) async fn delete_of_kind<K>(
     api: &Api<K>,
     kind: &'static str,
@@ -139,13 +139,13 @@ where
     match api.delete(&name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        // Another object has the name: this one is gone.
+        // Another object has reused the name: this one is gone.
         Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
         Err(error) => Err(Error::api("delete", kind, &name)(error)),
     }
 }
 
-/// The kinds that are handled here have names known when compiling.
+/// The name of a kind known at compile time.
 pub(crate) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     match K::kind(&()) {
         std::borrow::Cow::Borrowed(kind) => kind,
@@ -153,7 +153,7 @@ pub(crate) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     }
 }
 
-/// What a kind of owner is called in messages.
+/// The owner's kind in messages.
 fn word<O: Resource<DynamicType = ()>>() -> &'static str {
     if kind::<O>() == kind::<ViTScalingStudy>() {
         "study"

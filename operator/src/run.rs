@@ -1,4 +1,4 @@
-//! Wires the operator together: caches and endpoints always, the controller while this replica leads.
+//! Wires the operator: caches and endpoints always, controllers while this replica leads.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -34,37 +34,37 @@ use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
 use crate::watch::trigger::{Trigger, own_api};
 
-/// Waiting jobs are reconciled for new capacity at most this often: a node that starts changes many times in a row.
+/// Least time between reconciles of waiting jobs for new capacity: a starting node changes often.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
-/// For so long may a leader that is stuck have left unrecorded how a pod ended: much longer than its lease lasts.
+/// How long exit records are kept for a new leader: much longer than a lease lasts.
 const UNRECORDED: Duration = Duration::from_secs(600);
-/// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
+/// Concurrent reconciles of jobs. Each needs little memory and at times an API connection.
 const ROUNDS_AT_ONCE: u16 = 64;
-/// Studies are reconciled for changes at most this often.
+/// Least time between reconciles of studies for changes.
 const STUDY_ROUNDS: Duration = Duration::from_millis(500);
-/// Rounds of studies under way at once.
+/// Concurrent reconciles of studies.
 const STUDIES_AT_ONCE: u16 = 8;
 
-/// Why the operator ended by itself. It must be started anew.
+/// Why the operator exits. It has to be restarted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error("failed to find a cluster: run in one, or set KUBECONFIG")]
     NoCluster(#[source] kube::Error),
     #[error("failed to listen for SIGTERM")]
     Signal(#[source] std::io::Error),
-    #[error("failed to make metrics")]
+    #[error("failed to register metrics")]
     Metrics(#[from] prometheus::Error),
     #[error("failed to listen on {address}; choose another with --metrics-address")]
     Listen {
         address: SocketAddr,
         source: std::io::Error,
     },
-    #[error("the endpoints ended: {0}")]
+    #[error("the HTTP server stopped: {0}")]
     Endpoints(String),
-    /// A watch ended; decisions would be made on what is no longer so.
+    /// A watch ended, so decisions would rest on outdated state.
     #[error("a watch ended: {0}")]
     Watch(String),
-    #[error("the rounds ended with an error of the program")]
+    #[error("a reconciler panicked")]
     Work(#[source] tokio::task::JoinError),
     #[error("the lease was lost; another replica may lead now")]
     LeaseLost,
@@ -118,13 +118,13 @@ async fn run_on(
     let study_changes = Arc::new(Notify::new());
     let jobs_of_studies = Arc::clone(&study_changes);
     let job_events = watcher(jobs, watcher::Config::default())
-        // The planner knows of a change before any round does.
+        // The planner sees a change before any round does.
         .inspect_ok(move |event| {
             if planner.lock().follow_jobs(event) {
                 let _ = capacity.send(Trigger::Waiting);
             }
         })
-        // As large as all the rest of a job, and nothing that the operator looks at or writes back.
+        // As large as the rest of a job, and the operator neither reads it nor writes it back.
         .modify(|job| job.meta_mut().managed_fields = None)
         .reflect(job_writer)
         .inspect_ok(move |event| {
@@ -199,15 +199,15 @@ async fn run_on(
             .map(drop),
         )
         .await?;
-        info!("all rounds have ended");
+        info!("all reconciles have finished");
         if let Err(error) = candidate.release().await {
-            warn!(%error, "failed to give the lease back; other replicas wait for its end");
+            warn!(%error, "failed to release the lease; other replicas wait until it expires");
         }
         Ok(())
     };
     let result = tokio::select! {
         result = lead => result,
-        // Working on without one of its watches, the operator would decide on what is no longer so.
+        // Without a watch the operator would decide on outdated state.
         result = &mut watches => Err(RunError::Watch(format!("{result:?}"))),
         result = &mut server => Err(RunError::Endpoints(format!("{result:?}"))),
     };
@@ -216,8 +216,8 @@ async fn run_on(
     result
 }
 
-/// Works for as long as the lease is held. The work has a task of its own: where it waits for the planner, the lease is renewed all
-/// the same.
+/// Runs `work` while the lease is held. It has its own task, so that the lease is renewed even
+/// while `work` waits for the planner.
 async fn work_while(
     hold: impl Future<Output = ()>,
     work: impl Future<Output = ()> + Send + 'static,
@@ -228,8 +228,8 @@ async fn work_while(
     }
 }
 
-/// Forgets what the watches ask for: a new leader looks at every job anyway. How pods ended that are gone it wants to know
-/// only where the old leader may not have recorded it.
+/// Discards triggers, because a new leader reconciles every job anyway. Keeps deleted pods only
+/// while the old leader may not have recorded how they ended.
 async fn stand_by(triggered: &mut mpsc::UnboundedReceiver<Trigger>, caches: &Caches) -> Infallible {
     let mut passing = tokio::time::interval(UNRECORDED);
     loop {
@@ -240,7 +240,7 @@ async fn stand_by(triggered: &mut mpsc::UnboundedReceiver<Trigger>, caches: &Cac
     }
 }
 
-/// Reconciles until `stop` is cancelled; rounds under way are finished.
+/// Reconciles until `stop` is cancelled, then finishes the rounds in progress.
 async fn control(
     controller: Controller<GuardedJob>,
     context: Arc<Context>,
@@ -259,7 +259,7 @@ async fn control(
         .run(reconcile, error_policy, Arc::clone(&context))
         .for_each(|result| {
             match result {
-                // Logged where it happened.
+                // Already logged.
                 Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
                 Err(controller::Error::ObjectNotFound(job)) => {
                     debug!(%job, "the job is gone");
@@ -272,7 +272,7 @@ async fn control(
         .await;
 }
 
-/// The studies, and the task that keeps them, which never ends.
+/// The store of studies, and the task that updates it, which never ends.
 fn watch_studies(
     client: &Client,
     namespace: Option<&str>,
@@ -282,7 +282,7 @@ fn watch_studies(
     stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
 }
 
-/// Whether an event is about a job that a study may have made.
+/// Whether an event is about a job that a study may have created.
 fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
     match event {
         watcher::Event::Apply(job) | watcher::Event::InitApply(job) | watcher::Event::Delete(job) => {
@@ -292,10 +292,10 @@ fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
     }
 }
 
-/// Reconciles studies until `stop` is cancelled. There are few of them: a change of any, or of a job that one has made, is a reason
-/// to look at all. Changes are gathered for a moment.
+/// Reconciles studies until `stop` is cancelled. They are few, so a change of any study, or of any
+/// study's job, triggers all. Changes within [`STUDY_ROUNDS`] are batched.
 async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
-    // Without its jobs a study would make them again, or be over too soon.
+    // Without its jobs a study would create them again or finish too early.
     tokio::select! {
         ready = context.context.jobs.wait_until_ready() => if ready.is_err() { return },
         () = stop.cancelled() => return,
@@ -320,7 +320,7 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
         .await;
 }
 
-/// From what changed to the jobs that are looked at. Changes of capacity are gathered for a moment.
+/// Maps triggers to jobs to reconcile. Changes of capacity within [`WAITING_ROUNDS`] are batched.
 fn rounds(
     triggered: mpsc::UnboundedReceiver<Trigger>,
     jobs: Store<GuardedJob>,
@@ -364,7 +364,7 @@ fn waiting(jobs: &Store<GuardedJob>) -> Vec<ObjectRef<GuardedJob>> {
     .collect()
 }
 
-/// The name of this replica, made unique: a container that starts again in its pod is another candidate.
+/// The unique name of this replica: a restarted container is another candidate.
 fn identity(replica: Option<String>) -> String {
     let replica = replica
         .or_else(|| std::env::var("HOSTNAME").ok())
@@ -384,7 +384,7 @@ fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Future<Output
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
-        info!("stopping: rounds under way are finished");
+        info!("stopping: finishing reconciles in progress");
         stop.cancel();
     }
     .boxed())
@@ -469,11 +469,11 @@ mod tests {
         work_while(hold, work).await.expect("the work ends well");
     }
 
-    /// Gangs that are created while another is to be deleted, more than there can be rounds at once.
+    /// Gangs created while another is to be deleted: more than concurrent rounds.
     const GANGS: usize = 70;
     const PODS: usize = 100;
 
-    /// A job whose large gang has its place and no pods yet.
+    /// A job whose large gang is placed and has no pods yet.
     fn large_gang(index: usize) -> GuardedJob {
         let mut job = fixtures::job_in(Phase::Starting, 1);
         job.metadata.name = Some(format!("large-{index}"));
@@ -535,7 +535,7 @@ mod tests {
                 let owner = pod["metadata"]["ownerReferences"][0]["name"].as_str();
                 *created.entry(owner.expect("an owner").into()).or_default() += 1;
             }
-            // By now there are as many rounds as there can be.
+            // By now all rounds are in use.
             if !is_suspended && created.values().sum::<usize>() > PODS {
                 let mut job = fixtures::job_in(Phase::Suspending, 1);
                 job.spec.suspend = true;

@@ -1,4 +1,4 @@
-//! Logs: a JSON object a line on standard output.
+//! Logs to standard output, one JSON object per line.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;

@@ -1,5 +1,5 @@
-//! The planner alone, at 15,000 nodes: how long until a large job has its place, and until 1,000 waiting jobs have been
-//! decided about anew after one event. Writes the key `planner` of `target/bench/operator.json`.
+//! The planner at 15,000 nodes: the time to place a large job, and to decide about 1,000 waiting
+//! jobs again after one event. Writes the key `planner` of `target/bench/operator.json`.
 #![allow(clippy::print_stdout, reason = "the table is what it is for")]
 
 use std::path::Path;
@@ -70,7 +70,7 @@ fn main() -> anyhow::Result<()> {
     save(Path::new(FILE), planner)
 }
 
-/// A measurement, its times in milliseconds and sorted.
+/// A measurement with sorted times in milliseconds.
 struct Row {
     key: &'static str,
     what: &'static str,
@@ -101,7 +101,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Other keys of the file stay as they are.
+/// Keeps other keys of the file.
 fn save(path: &Path, planner: Value) -> anyhow::Result<()> {
     let mut all: Value = match fs::read(path) {
         Ok(text) => serde_json::from_slice(&text)?,
@@ -120,7 +120,7 @@ fn milliseconds(mut times: Vec<Duration>) -> Vec<f64> {
     times.iter().map(|time| time.as_secs_f64() * 1e3).collect()
 }
 
-/// What the planner has seen of the job that is measured.
+/// The measured job's state in the planner.
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
     New,
@@ -128,7 +128,7 @@ enum Shape {
     NewWithTopology,
 }
 
-/// From a new job to its place, in a cluster that is half in use.
+/// From a new job to its placement, in a cluster that is half in use.
 fn one_job(now: Timestamp, shape: Shape) -> Vec<f64> {
     let mut planner = cluster(|index| index.is_multiple_of(2));
     let mut never = job(usize::MAX, 1, 8, now);
@@ -148,16 +148,16 @@ fn one_job(now: Timestamp, shape: Shape) -> Vec<f64> {
         let time = started.elapsed();
         assert_eq!(nodes.map(|nodes| nodes.len()), Some(128));
         planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(job))));
-        // What a job leaves behind is no part of the next one's time.
+        // Do not time the removal of a job.
         place(&mut planner, &never, now);
         time
     };
-    // The first is warming up.
+    // The first is a warm-up.
     milliseconds((0..=REPEATS).map(measure).skip(1).collect())
 }
 
-/// From one node that comes back to decisions about all jobs that wait, in a cluster that is full. A tenth of them have
-/// waited for so long that nodes are kept for them.
+/// From the return of a node to decisions about all waiting jobs, in a full cluster. A tenth of
+/// them have waited so long that nodes are reserved for them.
 fn replan(now: Timestamp) -> Vec<f64> {
     let mut planner = cluster(|index| index > REPEATS);
     for index in 0..=REPEATS {
@@ -177,7 +177,7 @@ fn replan(now: Timestamp) -> Vec<f64> {
         planner.follow_nodes(&Event::Apply(node(repeat, true)));
         let placed = decide(&mut planner, &jobs);
         let time = started.elapsed();
-        // Another one waits in the place of each that has one now.
+        // Another job waits in place of each that was placed.
         for index in placed {
             jobs[index] = waiting(WAITING * (repeat + 1) + index, now);
             apply(&mut planner, jobs[index].clone());
@@ -191,7 +191,7 @@ fn apply(planner: &mut Planner, job: ViTTrainingJob) {
     planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
 }
 
-/// The nodes that a job is promised, with the words for its status as in a reconcile; `None` where it waits.
+/// The nodes promised to a job, with its status message as in a reconcile; `None` if it waits.
 fn place(planner: &mut Planner, job: &ViTTrainingJob, now: Timestamp) -> Option<Vec<String>> {
     match planner.place(&job.uid().unwrap_or_default(), 1, now) {
         Decision::Placed(placement) => Some(placement.nodes),
@@ -199,7 +199,7 @@ fn place(planner: &mut Planner, job: &ViTTrainingJob, now: Timestamp) -> Option<
     }
 }
 
-/// Of 12 shapes and many sizes.
+/// Jobs of 12 shapes and many sizes.
 fn waiting(index: usize, now: Timestamp) -> ViTTrainingJob {
     let nodes = [1, 2, 4, 8, 16, 32, 64, 128][index % 8];
     let gpus = [8, 4, 1][index % 3];
@@ -231,7 +231,7 @@ fn job(index: usize, nodes: i32, gpus: i32, created: Timestamp) -> ViTTrainingJo
     .expect("a job")
 }
 
-/// The cluster, with two daemons' pods on every node, and a gang's pod on those that are in use.
+/// The cluster, with two daemon pods on every node, and a gang's pod on those in use.
 fn cluster(is_in_use: impl Fn(usize) -> bool) -> Planner {
     let mut planner = Planner::default();
     for index in 0..NODES {
@@ -275,7 +275,7 @@ fn gpus_of(index: usize) -> usize {
     if index % 5 == 4 { 4 } else { 8 }
 }
 
-/// A node with the labels that a cloud and NVIDIA's discovery put on it. Nodes of one product follow one another.
+/// A node with a cloud's and NVIDIA's discovery's labels. Nodes of one product are consecutive.
 fn node(index: usize, is_ready: bool) -> Node {
     let gpus = gpus_of(index);
     let amounts = json!({

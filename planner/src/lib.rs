@@ -1,17 +1,17 @@
-//! Who gets which GPUs. The operator decides by it; `kubectl vit` asks it what a gang could have.
+//! Decides which gang gets which GPUs. The operator acts on it; `kubectl vit` only queries it.
 //!
 //! ```text
-//!   nodes, pods, PriorityClasses --> facts    what the cluster has, and what of it is in use
+//!   nodes, pods, PriorityClasses --> facts    the cluster's resources, and their use
 //!                                      |
 //!   jobs --> policy::request           v
-//!              `-----------------> policy     which nodes fit, which of them a gang gets, in which order gangs are served
+//!              `-----------------> policy     the nodes that fit, a gang's choice of them, the order of gangs
 //!                                      |
 //!                                      v
-//!                                    planner  one pass over the jobs that wait; promises
-//!                                    survey   the same facts and policies for a program that only asks
+//!                                    planner  one pass over the waiting jobs; promises
+//!                                    survey   the same facts and policies for queries
 //! ```
 //!
-//! No input or output: events come in, decisions go out.
+//! Does no I/O: events come in, decisions go out.
 #![forbid(unsafe_code)]
 
 pub mod facts;

@@ -1,5 +1,5 @@
-//! The GPUs of a cluster as the planner sees them, for `kubectl vit`: which nodes a gang could get, and why not the others.
-//! Promises nothing.
+//! The planner's view of a cluster's GPUs for `kubectl vit`: the nodes that a gang could get, and
+//! why it could not get others. Promises nothing.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::facts::inventory::NodeFacts;
 use crate::policy::node_fit::{Refusal, Verdict, gpus, group_of, verdict};
 use crate::policy::request::Shape;
 
-/// The nodes of a cluster, and what pods use on them.
+/// The nodes of a cluster, and their use by pods.
 #[derive(Debug, Default)]
 pub struct Survey(Fleet);
 
 /// The nodes of a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SurveyedGroup {
-    /// What they have in common. The product is empty if no label names it.
+    /// Their GPUs. The product is empty if no label names it.
     pub gpus: GpuGroup,
     /// By name.
     pub nodes: Vec<SurveyedNode>,
@@ -32,7 +32,7 @@ pub struct SurveyedNode {
     pub name: String,
     /// GPUs of the node.
     pub capacity: i64,
-    /// GPUs that pods can get: fewer if some are unhealthy.
+    /// GPUs available to pods: fewer if some are unhealthy.
     pub allocatable: i64,
     /// GPUs in use.
     pub used: i64,
@@ -40,7 +40,7 @@ pub struct SurveyedNode {
     pub pods: Vec<GpuPod>,
     /// Why no pod of the gang can go there now; `None` if one can.
     pub refusal: Option<Refusal>,
-    /// Whether one can once gangs have ended.
+    /// Whether one can after gangs have ended.
     pub is_busy: bool,
 }
 

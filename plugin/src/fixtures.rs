@@ -105,7 +105,7 @@ pub(crate) fn waiting() -> Value {
     json!({
         "phase": "Pending", "attempt": 0,
         "conditions": [condition("Placed", false, "NoFittingGroup",
-            "needs 4 x 1 like nvidia.com/gpu: NVIDIA-H200 has 1 node with 1 free; Tesla-T4 has 1 node with 1 free, 2 nodes \
+            "needs 4 x 1 identical nvidia.com/gpu: NVIDIA-H200 has 1 node with 1 free; Tesla-T4 has 1 node with 1 free, 2 nodes \
              with too few free GPUs (node0, node1), 1 node cordoned (node5); held back for default/large (2nd of 3 waiting)")],
         "placement": {"rejected": [
             {"group": "NVIDIA-H200", "reason": "1 node with 1 free", "nodes": 1},
@@ -144,7 +144,7 @@ pub(crate) fn done() -> Value {
         "phase": "Succeeded", "attempt": 1, "startTime": "2026-11-22T11:01:00Z", "completionTime": "2026-11-22T11:45:00Z",
         "conditions": [
             condition("Placed", false, "Released", "the job is over"),
-            condition("Complete", true, "AllEpochsDone", "every pod ended well")],
+            condition("Complete", true, "AllEpochsDone", "every pod succeeded")],
         "placement": placement(), "workers": {"desired": 0, "ready": 0, "failed": 0},
         "progress": merged(progress(), all),
         "lastCheckpoint": {"step": 2700, "path": "/checkpoints/digits/step-2700", "time": "2026-11-22T11:44:59Z"}})

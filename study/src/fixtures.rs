@@ -11,7 +11,7 @@ pub(crate) fn plan(sweeps: &str) -> Plan {
     plan::plan(&study.spec).expect("a plan")
 }
 
-/// Of a run that trains so many images a second, in steps of 32.
+/// A run that trains `images_per_second`, in steps of 32 images.
 pub(crate) fn measurement(images_per_second: f64) -> Measurement {
     let step_seconds = 32.0 / images_per_second;
     let epoch = |validation_accuracy| Epoch {

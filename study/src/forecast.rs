@@ -1,4 +1,4 @@
-//! What a study's measurements say of points that were not measured.
+//! Predictions for points that a study did not measure.
 
 use contract::Measurement;
 use crds::study::{self, Predict};
@@ -9,80 +9,80 @@ use crate::model::{CostModel, Link, Parts, Sample, Traffic};
 use crate::plan::{Plan, Run};
 use crate::results::{Spread, rank_hours_per_million_images};
 
-/// What runs measured: those of each of [`Plan::runs`], by repetition.
+/// Measurements or failures by index in [`Plan::runs`] and by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
 
-/// How many times repetitions are drawn to tell how far a prediction may be off.
+/// Bootstrap samples for the range of a prediction.
 const DRAWS: usize = 200;
-/// Share of the draws that lies below and above what is told.
+/// Share of the draws below the range, and above it.
 const OUTSIDE: f64 = 0.05;
-/// A batch is large enough where twice as many images gain less than this share of images a second.
+/// A batch is large enough if doubling it gains less than this share in images per second.
 const LEAST_GAIN: f64 = 0.05;
-/// With fewer different numbers of ranks above 1, other numbers are not predicted.
+/// Predicting other numbers of ranks needs this many different numbers above 1.
 const LEAST_RANKS: usize = 2;
-/// No model is fitted to fewer points.
+/// A model needs this many points.
 const LEAST_POINTS: usize = 3;
 
-/// A job that differs by ranks and batch alone, in the measured points.
+/// Model and predictions of one job, measured at points that differ only by ranks and batch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forecast {
-    /// Variants that it is of, or the template.
+    /// Names of its variants, or "the template".
     pub name: String,
-    /// Points that the model was fitted to.
+    /// Number of points that the model was fitted to.
     pub points: usize,
-    /// Images of a micro-batch that predictions are for.
+    /// Predicted images per micro-batch.
     pub micro_batch_size: u32,
-    /// Micro-batches of a step that they are for.
+    /// Predicted micro-batches per step.
     pub gradient_accumulation_steps: u32,
-    /// Fewest ranks that were measured.
+    /// Fewest measured ranks.
     pub fewest_ranks: u32,
     /// Whether enough numbers of ranks were measured to predict others.
     pub is_predictable: bool,
-    /// What a step costs.
+    /// The fitted cost model.
     pub model: CostModel,
-    /// Whether it is known what a rank sends; otherwise no link is put in the place of the measured one.
+    /// Whether a rank's traffic is known; otherwise other links are not predicted.
     pub knows_traffic: bool,
-    /// Each point, by a model that was fitted to the others.
+    /// Each point, predicted by a model fitted to the others.
     pub held_out: Vec<HeldOut>,
-    /// Images of a micro-batch of which twice as many gain little, by ranks.
+    /// By ranks, the micro-batch from which doubling gains little.
     pub enough_images: Vec<EnoughImages>,
-    /// For the study's `predict`.
+    /// Predictions for the study's `predict`.
     pub predictions: Vec<Prediction>,
 }
 
-/// A point, and what a model without it says of it.
+/// A point, and its prediction by a model without it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldOut {
     /// Number of ranks.
     pub ranks: u32,
-    /// Images of a micro-batch.
+    /// Images per micro-batch.
     pub micro_batch_size: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub gradient_accumulation_steps: u32,
-    /// Seconds of a step.
+    /// Measured seconds of a step.
     pub measured: f64,
-    /// The same.
+    /// Predicted seconds of a step.
     pub predicted: f64,
 }
 
 impl HeldOut {
-    /// Share by which the prediction is too long; below 0 where it is too short.
+    /// Relative error; above 0 if the prediction is too long.
     pub fn error(&self) -> f64 {
         self.predicted / self.measured - 1.0
     }
 }
 
-/// A batch of which a larger one gains little.
+/// A micro-batch from which doubling gains little.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnoughImages {
     /// Number of ranks.
     pub ranks: u32,
-    /// Images of a micro-batch, with as few a step as were measured.
+    /// Images per micro-batch, with the fewest measured micro-batches per step.
     pub micro_batch_size: u32,
-    /// Whether such batches were measured; otherwise the model alone says so.
+    /// Whether such large micro-batches were measured; otherwise the model extrapolates.
     pub is_measured: bool,
 }
 
@@ -95,34 +95,34 @@ pub struct Prediction {
     /// Name of the network; `None` for the measured one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
-    /// Images of a micro-batch.
+    /// Images per micro-batch.
     pub micro_batch_size: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub gradient_accumulation_steps: u32,
     /// Seconds of a step by part.
     pub parts: Parts,
-    /// Seconds of a step: by the model, and where nine in ten models of drawn repetitions lie.
+    /// Seconds of a step by the model, with the range of 90 % of the bootstrapped models.
     pub step_seconds: Spread,
-    /// Training images a second.
+    /// Training images per second.
     pub images_per_second: f64,
-    /// Images a second of each rank over those of a single one, 0..1.
+    /// Images per second and rank, relative to a single rank.
     pub efficiency: f64,
-    /// Hours of all ranks together in which they train on a million images.
+    /// Hours of all ranks together to train on a million images.
     pub rank_hours_per_million_images: f64,
-    /// What those cost, where the study tells the price of one.
+    /// Their cost, if the study has a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_per_million_images: Option<f64>,
 }
 
-/// A number of ranks and a batch of a job: what was measured with them, in one run or in several that differ by their data.
+/// Measurements of a job with one rank count and one batch, from runs that differ only by data.
 struct Group<'a> {
     runs: Vec<&'a Run>,
     measured: Vec<&'a Measurement>,
-    /// What a rank sends in a step; of a job of which that is not known, [`Traffic::UNIT`].
+    /// A rank's traffic per step; [`Traffic::UNIT`] if unknown for the job.
     traffic: Traffic,
 }
 
-/// What can be said of each job that was measured at enough points, with ranks that are alike.
+/// Forecasts of each job with equally fast ranks that was measured at enough points.
 pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<Forecast> {
     let mut jobs: IndexMap<String, Job<'_>> = IndexMap::new();
     for point in &plan.points {
@@ -142,7 +142,7 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
         .collect()
 }
 
-/// Points that differ by ranks and batch alone.
+/// Points that differ only by ranks and batch.
 #[derive(Default)]
 struct Job<'a> {
     variants: Vec<&'a str>,
@@ -150,7 +150,7 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Adds a point, whose run other points may share.
+    /// Adds a point. Other points may share its run.
     fn add(&mut self, variant: Option<&'a str>, run: &'a Run, measured: Vec<&'a Measurement>) {
         if let Some(variant) = variant.filter(|variant| !self.variants.contains(variant)) {
             self.variants.push(variant);
@@ -182,7 +182,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Ranks, images of a micro-batch, and micro-batches of a step.
+/// Ranks, images per micro-batch, and micro-batches per step.
 fn sizes(run: &Run) -> [u32; 3] {
     let training = &run.config.training;
     [
@@ -210,7 +210,7 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    // What was measured tells of no fewer micro-batches.
+    // Fewer micro-batches were not measured.
     let accumulation = samples
         .iter()
         .map(|sample| sample.accumulation)
@@ -226,7 +226,7 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
             is_measured: micro_batch_size <= largest,
         })
     });
-    // Latency and bandwidth of one number of ranks cannot be told apart.
+    // A single number of ranks does not separate latency from bandwidth.
     let is_predictable = ranks.iter().filter(|ranks| **ranks > 1).count() >= LEAST_RANKS;
     Some(Forecast {
         name,
@@ -249,7 +249,8 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
 }
 
 impl Group<'_> {
-    /// What a rank sends in a step, where that is known. Gloo, on CPUs, reduces whole gradients where ranks keep shards of them.
+    /// A rank's traffic per step, if known. It is unknown for sharded jobs on CPUs, where Gloo
+    /// reduces whole gradients.
     fn measured_traffic(&self) -> Option<Traffic> {
         let is_sharded = self.runs[0].config.parallelism.zero_stage > 0;
         let traffic = |run: &&Measurement| {
@@ -264,13 +265,13 @@ impl Group<'_> {
         self.measured.iter().find_map(traffic)
     }
 
-    /// A sample of a step's time and its parts. The parts are left out if they do not add up to nearly the whole step.
+    /// A sample of a step's time and parts; without parts if they do not add up to nearly the step.
     fn sample(&self, seconds: f64, parts: Parts) -> Sample {
         let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
         let on_machine = self.measured.iter().find_map(|run| run.ranks_on_machine);
         Sample {
             ranks,
-            // Where it is not known, nodes are taken for machines.
+            // If unknown, each node counts as a machine.
             ranks_on_machine: on_machine.unwrap_or(self.runs[0].config.ranks_per_node),
             micro_batch,
             accumulation,
@@ -309,7 +310,7 @@ impl Group<'_> {
     }
 }
 
-/// Each sample by a model of the others. One that alone tells of several ranks cannot be left out.
+/// Each sample, predicted by a model of the others. The only sample with several ranks is skipped.
 fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
     let of = |(place, sample): (usize, &Sample)| {
         let mut others = samples.to_vec();
@@ -334,7 +335,7 @@ fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
     samples.iter().enumerate().filter_map(of).collect()
 }
 
-/// Models of repetitions that are drawn at random, one of each point.
+/// Bootstrapped models: each is fitted to one randomly drawn repetition per point.
 fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
     let mut random = fastrand::Rng::with_seed(0);
     let draw = |_| {
@@ -411,7 +412,8 @@ mod tests {
     use super::*;
     use crate::fixtures::{measurement, plan};
 
-    /// Of a run whose step takes 10 ms and 1 ms an image, and 2 ms for each doubling of the ranks; `factor` times as long.
+    /// A run whose step lasts 10 ms, plus 1 ms per image and 2 ms per doubling of the ranks, times
+    /// `factor`.
     fn run(run: &Run, factor: f64) -> Measurement {
         let ranks = f64::from(run.config.world_size());
         let images = f64::from(run.config.training.micro_batch_size);
@@ -428,7 +430,7 @@ mod tests {
     }
 
     fn predict(text: &str) -> Predict {
-        serde_saphyr::from_str(text).expect("what to predict")
+        serde_saphyr::from_str(text).expect("predictions")
     }
 
     const SWEEPS: &str = "[{name: s, mode: Strong, ranks: [1, 2, 4]}, {name: b, mode: Batch, ranks: [1, 2], microBatchSize: [4, 64]}]";
@@ -459,21 +461,21 @@ mod tests {
             .iter()
             .map(|prediction| prediction.step_seconds.median)
             .collect();
-        // Two messages of 4 ms for each doubling; the bytes take next to nothing.
+        // Two messages of 4 ms per doubling; the bytes' time is negligible.
         let expected = [0.026, 0.026 + 0.008, 0.026, 0.026 + 0.032];
         for (found, expected) in seconds.iter().zip(expected) {
             assert!((found - expected).abs() < 1e-5, "{seconds:?}");
         }
         let last = &forecast.predictions[1];
         assert!((last.efficiency - 26.0 / 34.0).abs() < 1e-6 && last.step_seconds.least > 0.0339);
-        // 16 ranks for 34 ms train on 256 images: a million take 2,125 s of a rank.
+        // 16 ranks train on 256 images in 34 ms: a million images need 2,125 rank-seconds.
         let cost = last.cost_per_million_images.expect("there is a price");
         assert!(
             (last.rank_hours_per_million_images - 2125.0 / 3600.0).abs() < 1e-4,
             "{last:?}"
         );
         assert!((cost - 3.0 * 2125.0 / 3600.0).abs() < 3e-4, "{last:?}");
-        // 10 ms + 1 ms an image: 256 instead of 128 images gain 3.6 %.
+        // 10 ms + 1 ms per image: 256 instead of 128 images gain 3.6 %.
         assert_eq!(
             forecast.enough_images[0],
             EnoughImages {
@@ -504,7 +506,7 @@ mod tests {
         let plan = plan(
             "[{name: s, mode: Strong, ranks: [1, 2, 4, 8]}, {name: b, mode: Batch, ranks: [1, 2], microBatchSize: [4, 64]}]",
         );
-        // Each other rank on the machine costs half as much as an image again.
+        // Each other rank on the machine adds half an image's cost per image.
         let on_one_machine = |of: &Run| {
             let (ranks, images) = (of.config.world_size(), of.config.training.micro_batch_size);
             let mut found = run(of, 1.0);
@@ -522,7 +524,7 @@ mod tests {
         for point in &forecast.held_out {
             assert!(point.error().abs() < 1e-6, "{point:?}");
         }
-        // No machine has had more than 8.
+        // No machine had more than 8 ranks.
         let images = f64::from(forecast.micro_batch_size);
         let compute = forecast.predictions[0].parts.compute;
         assert!(
@@ -530,7 +532,7 @@ mod tests {
             "{compute}"
         );
 
-        // Where it is not known how many share a machine, a node is one.
+        // If the ranks on a machine are unknown, each node counts as a machine.
         let unknown: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
         let found = forecasts(&plan, &unknown, &Predict::default());
         assert_eq!(found[0].model.ranks_on_machine, 1);
@@ -599,13 +601,13 @@ mod tests {
         let predictions = |known| forecasts(&plan, &of(known), &predict)[0].predictions.clone();
         let (known, unknown) = (predictions(true), predictions(false));
         assert_eq!((known.len(), unknown.len()), (2, 1));
-        // Three all-reduces of 1 MB in all over 0.1 GB/s: 3 x 2 ms x log2(16), and 10 ms x 2 x 15/16.
+        // Three all-reduces of 1 MB in total, 0.1 GB/s: 3 x 2 ms x log2(16) + 10 ms x 2 x 15/16.
         let communication = known[1].parts.communication;
         assert!(
             (communication - (0.024 + 0.018_75)).abs() < 1e-6,
             "{communication}"
         );
-        // The measured one is fitted to the same times either way.
+        // The measured network is fitted to the same times either way.
         assert!((known[0].step_seconds.median - unknown[0].step_seconds.median).abs() < 1e-9);
     }
 

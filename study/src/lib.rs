@@ -1,13 +1,13 @@
-//! Scaling studies: one job measured at many points.
+//! Scaling studies: one job, measured at many points.
 //!
 //! ```text
 //!   ViTScalingStudy --(plan)--> points, and the runs they need --(the trainer)--> log.jsonl
-//!   log.jsonl --(log)--> what a run measured --(results)--> a median a point --(report)--> pages and tables
-//!                                         |                                            ^
-//!                                         +--(forecast)--> what a step costs elsewhere -+
+//!   log.jsonl --(log)--> Measurement --(results)--> medians per point --(report)--> pages, tables
+//!                             |                                            ^
+//!                             +---(forecast)--> predicted step times ------+
 //! ```
 //!
-//! Nothing here trains or reads files: runs are carried out by `vit-trainer study`, or in a cluster by the operator.
+//! This crate neither trains nor reads files: `vit-trainer study` or the operator runs the jobs.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]

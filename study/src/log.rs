@@ -1,4 +1,4 @@
-//! What a run measured, from its `log.jsonl`.
+//! Reads a run's measurement from its `log.jsonl`.
 
 use contract::gpu::GpuReading;
 use contract::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds};
@@ -7,35 +7,35 @@ use serde::Deserialize;
 /// What is wrong with a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// A line is not what a trainer writes.
-    #[error("line {line} of the log is no record of a trainer: {reason}")]
+    /// A line is not a trainer's record.
+    #[error("line {line} of the log is not a valid record: {reason}")]
     Line {
         /// From 1.
         line: usize,
-        /// What is wrong with it.
+        /// The parser's error.
         reason: serde_json::Error,
     },
-    /// A line counts more steps than there were.
-    #[error("line {line} of the log is about {steps} steps up to step {step}")]
+    /// A line covers more steps than were trained.
+    #[error("line {line} of the log has steps {steps} and step {step}: steps must be at most step")]
     Steps {
         /// From 1.
         line: usize,
-        /// Of the line.
+        /// Steps of the line.
         steps: u64,
         /// The last of them.
         step: u64,
     },
-    /// A line's steps took no time.
+    /// The mean step time of a line is not positive.
     #[error(
         "line {line} of the log has stepSeconds {seconds}: must be above 0, the mean of its steps in seconds"
     )]
     StepSeconds {
         /// From 1.
         line: usize,
-        /// Of the line.
+        /// Mean seconds of a step.
         seconds: f64,
     },
-    /// Steps without images, or of nobody.
+    /// No ranks, or no images.
     #[error(
         "line {line} of the log has worldSize {world_size} and globalBatchSize {global_batch_size}: both must be at least 1"
     )]
@@ -44,7 +44,7 @@ pub enum LogError {
         line: usize,
         /// Number of ranks.
         world_size: u32,
-        /// Images of a step.
+        /// Images per step.
         global_batch_size: u64,
     },
     /// Training diverged.
@@ -53,16 +53,16 @@ pub enum LogError {
         /// From 1.
         line: usize,
     },
-    /// Nothing was trained.
-    #[error("the log has no line of kind start: the run has not begun to train")]
+    /// Training has not started.
+    #[error("the log has no line of kind start: training has not started")]
     NotStarted,
-    /// The run was begun more than once: times of several attempts do not belong together.
-    #[error("the log is of {attempts} attempts: a measurement needs a run without a break")]
+    /// The run has several attempts, whose times must not be mixed.
+    #[error("the log has {attempts} attempts: a measurement needs an uninterrupted run")]
     SeveralAttempts {
         /// Lines of kind `start`.
         attempts: usize,
     },
-    /// The run ended early, or is not over.
+    /// The run ended early, or is still running.
     #[error("the log ends at step {step} of {total}")]
     Unfinished {
         /// Steps done.
@@ -72,68 +72,68 @@ pub enum LogError {
     },
     /// All steps are warm-up.
     #[error(
-        "of the run's {total} steps no line of the log begins after a warm-up of {warmup}: lower measure.warmupSteps, train for longer, or have another trainer end a line with the warm-up"
+        "no line of the log begins after a warm-up of {warmup} of the run's {total} steps: lower measure.warmupSteps, train longer, or make an external trainer start a line after the warm-up"
     )]
     OnlyWarmup {
         /// Steps of the run.
         total: u64,
-        /// Steps to leave out.
+        /// Steps to exclude.
         warmup: u64,
     },
 }
 
-/// A line of the log of this project's trainer, or of another one.
+/// A line of the log of `vit-trainer` or an external trainer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
 pub enum LogRecord {
-    /// An attempt begins to train.
+    /// An attempt starts training.
     Start {
-        /// Optimizer steps that are done already.
+        /// Completed optimizer steps.
         #[serde(default)]
         step: u64,
         /// Optimizer steps of the whole run.
         total_steps: u64,
         /// Number of ranks.
         world_size: u32,
-        /// Of those that share rank 0's machine.
+        /// Ranks on rank 0's machine, including rank 0.
         ranks_on_machine: Option<u32>,
-        /// Images of a step.
+        /// Images per step.
         global_batch_size: u64,
-        /// Images of an epoch.
+        /// Images per epoch.
         train_images: u64,
-        /// Product of the GPUs.
+        /// Product name of the GPUs.
         device: Option<String>,
     },
-    /// Some steps.
+    /// Means over some steps.
     Train(Box<LoggedSteps>),
-    /// Held-out images were classified.
+    /// An evaluation on held-out images.
     Evaluation {
-        /// Epochs finished.
+        /// Completed epochs.
         epoch: u32,
-        /// Share that was classified right, 0..1.
+        /// Share of correctly classified images, 0..1.
         accuracy: f64,
     },
-    /// Ranks take other shares of a step.
+    /// The ranks' shares of a step changed.
     Shares {},
     /// A checkpoint is complete on storage.
     Checkpoint {
-        /// Optimizer steps it holds.
+        /// Its optimizer steps.
         step: u64,
-        /// Where it is.
+        /// Its path.
         path: String,
     },
-    /// What the training loop turns to, from another trainer.
+    /// An external trainer's next activity.
     Activity {
-        /// That.
+        /// The activity.
         activity: Activity,
     },
 }
 
-/// Numbers that JSON does not have, and Python writes all the same.
+/// Python writes these, which are not valid JSON.
 const NO_NUMBERS: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
 
 impl LogRecord {
-    /// Reads a line. Python's names for what is no number stand for none.
+    /// Parses a line. Python's NaN and infinities become null.
     pub fn parse(line: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(line).or_else(|error| {
             if !NO_NUMBERS.iter().any(|name| line.contains(name)) {
@@ -152,30 +152,30 @@ impl LogRecord {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoggedSteps {
-    /// Epochs finished before them.
+    /// Epochs completed before these steps.
     pub epoch: u32,
-    /// The last of them.
+    /// The last step.
     pub step: u64,
-    /// How many.
+    /// Number of steps.
     #[serde(rename = "steps")]
     pub count: u64,
-    /// Training loss; `None` where it was no finite number.
+    /// Training loss; `None` if it was not finite.
     pub loss: Option<f64>,
-    /// Share of the epoch's images so far that were classified right, 0..1.
+    /// Share of the epoch's images so far that were classified correctly, 0..1.
     pub accuracy: f64,
-    /// Seconds of a step.
+    /// Mean seconds of a step.
     pub step_seconds: f64,
-    /// Where they went; other trainers may not know.
+    /// Its phases; all zero if an external trainer does not log them.
     #[serde(default)]
     pub phases: PhaseSeconds,
-    /// Collectives of a step.
+    /// Its collectives.
     #[serde(default)]
     pub sync: LoggedSync,
-    /// Memory of rank 0's process.
+    /// Resident memory of rank 0's process.
     pub resident_bytes: Option<u64>,
-    /// Most memory of tensors on rank 0's GPU.
+    /// Peak memory of tensors on rank 0's GPU.
     pub device_memory_peak_bytes: Option<u64>,
-    /// What the driver told of rank 0's GPU last.
+    /// The driver's latest reading of rank 0's GPU.
     pub gpu: Option<GpuReading>,
 }
 
@@ -183,35 +183,35 @@ pub struct LoggedSteps {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct LoggedSync {
-    /// Seconds under way.
+    /// Seconds in which collectives ran.
     pub total: f64,
-    /// What is reduced and given to every rank.
+    /// All-reduces.
     pub all_reduce: LoggedCollectives,
-    /// What is reduced, of which a rank gets its shard.
+    /// Reduce-scatters.
     pub reduce_scatter: LoggedCollectives,
-    /// What ranks have shards of.
+    /// All-gathers.
     pub all_gather: LoggedCollectives,
 }
 
-/// Those of one kind.
+/// Collectives of one kind.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct LoggedCollectives {
-    /// Of whole tensors.
+    /// Bytes of the unsharded tensors.
     pub bytes: f64,
-    /// How many.
+    /// Number of collectives.
     pub collectives: f64,
 }
 
 impl LoggedSync {
-    /// An all-reduce is a reduce-scatter and an all-gather.
+    /// Counts a reduce-scatter and an all-gather as half an all-reduce each.
     fn as_all_reduces(&self, amount: fn(&LoggedCollectives) -> f64) -> f64 {
         amount(&self.all_reduce) + f64::midpoint(amount(&self.reduce_scatter), amount(&self.all_gather))
     }
 }
 
-/// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
-/// warm-up are left out whole.
+/// Reads a run's measurement from its log. Times exclude the first `warmup` steps, and with them
+/// whole lines that are partly warm-up.
 pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     let mut starts = Vec::new();
     let mut lines: Vec<LoggedSteps> = Vec::new();
@@ -334,23 +334,25 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     })
 }
 
-/// Over the steps of these lines; `None` where none of them tells of a GPU.
+/// GPU use over these lines' steps; `None` if no line has a reading.
 fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
-    let told = || {
+    let readings = || {
         lines
             .iter()
             .filter_map(|line| Some((line.gpu.as_ref()?, line.count as f64)))
     };
-    told().next()?;
+    readings().next()?;
     let mean = |value: fn(&GpuReading) -> Option<f64>| {
-        let known = || told().filter_map(|(reading, steps)| Some((value(reading)?, steps)));
+        let known = || readings().filter_map(|(reading, steps)| Some((value(reading)?, steps)));
         let steps: f64 = known().map(|(_, steps)| steps).sum();
         (steps > 0.0).then(|| known().map(|(value, steps)| value * steps).sum::<f64>() / steps)
     };
     Some(GpuUse {
         utilization: mean(|reading| reading.utilization),
-        memory_used_bytes: told().filter_map(|(reading, _)| reading.memory_used_bytes).max(),
-        temperature_celsius: told()
+        memory_used_bytes: readings()
+            .filter_map(|(reading, _)| reading.memory_used_bytes)
+            .max(),
+        temperature_celsius: readings()
             .filter_map(|(reading, _)| reading.temperature_celsius)
             .max_by(f64::total_cmp),
         power_watts: mean(|reading| reading.power_watts),
@@ -358,7 +360,8 @@ fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
     })
 }
 
-/// A line never covers two epochs. Lines of steps carry the epochs finished before them, evaluations also the one just finished.
+/// A line never covers two epochs. Lines of steps count the epochs completed before them,
+/// evaluations also the one just completed.
 fn epochs(lines: &[LoggedSteps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
     let epoch = |lines: &[LoggedSteps]| {
         let number = lines[0].epoch;
@@ -450,7 +453,7 @@ mod tests {
             (0.6, 300.0, Some(4.5))
         );
         assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
-        // A line that is partly warm-up is left out: of the last one the first step would be.
+        // The first step of the last line is warm-up, so the whole line is excluded.
         assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);
     }
 
@@ -466,7 +469,7 @@ mod tests {
             1,
             r#"{"utilization":0.0,"memoryUsedBytes":900,"temperatureCelsius":99,"powerWatts":9}"#,
         );
-        // One step, and two.
+        // These lines have one step and two steps.
         tell(
             2,
             r#"{"utilization":0.4,"memoryUsedBytes":600,"temperatureCelsius":70,"powerWatts":300,"throttledBy":["power_cap"]}"#,
@@ -510,20 +513,20 @@ mod tests {
         let message = |lines: &[String], warmup| measured(lines, warmup).expect_err("refused").to_string();
         assert_eq!(
             message(&[], 0),
-            "the log has no line of kind start: the run has not begun to train"
+            "the log has no line of kind start: training has not started"
         );
         assert_eq!(message(&whole()[..3], 0), "the log ends at step 2 of 4");
         assert_eq!(message(&[start(4)], 0), "the log ends at step 0 of 4");
         let twice = [whole(), whole()].concat();
-        assert!(message(&twice, 0).starts_with("the log is of 2 attempts"));
+        assert!(message(&twice, 0).starts_with("the log has 2 attempts"));
         assert!(
             message(&whole(), 3)
-                .starts_with("of the run's 4 steps no line of the log begins after a warm-up of 3")
+                .starts_with("no line of the log begins after a warm-up of 3 of the run's 4 steps")
         );
         let many = [start(1), train(0, 1, 2, 1.0)];
         assert_eq!(
             message(&many, 0),
-            "line 2 of the log is about 2 steps up to step 1"
+            "line 2 of the log has steps 2 and step 1: steps must be at most step"
         );
         let diverged = [
             start(1),
@@ -552,6 +555,6 @@ mod tests {
             assert!(message(&[nobody], 0).starts_with("line 1 of the log has worldSize"));
         }
         let broken = [start(1), r#"{"kind": "train""#.into()];
-        assert!(message(&broken, 0).starts_with("line 2 of the log is no record"));
+        assert!(message(&broken, 0).starts_with("line 2 of the log is not a valid record"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a cluster keeps of a study's runs: an entry of a ConfigMap for each repetition of a run.
+//! Records of a study's runs in a cluster: a ConfigMap entry for each repetition of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +13,9 @@ use crate::plan::{Plan, Run};
 pub struct Record {
     /// How often it was tried.
     pub tries: u32,
-    /// How long it was to be measured, and might take.
+    /// The warm-up and time limits under which it ran.
     pub bounds: Bounds,
-    /// How that ended.
+    /// Its result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -34,22 +34,22 @@ pub struct Bounds {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Outcome {
-    /// What it measured.
+    /// It succeeded.
     Measurement(Box<Measurement>),
-    /// It measured nothing.
+    /// It failed.
     Failure {
         /// Why.
         message: String,
-        /// Whether another try would fail alike.
+        /// Whether retrying cannot help.
         is_final: bool,
     },
 }
 
 impl Outcome {
-    /// Bytes of a message that are kept.
+    /// Longer messages are truncated, in bytes.
     const MESSAGE_BYTES: usize = 400;
 
-    /// It measured nothing, for this reason.
+    /// A failure with this message.
     pub fn failure(message: impl Into<String>, is_final: bool) -> Self {
         let mut message = message.into();
         if message.len() > Self::MESSAGE_BYTES {
@@ -63,7 +63,7 @@ impl Outcome {
 }
 
 impl Bounds {
-    /// Those of a plan.
+    /// The bounds of a plan.
     pub fn of(plan: &Plan) -> Self {
         Self {
             warmup_steps: plan.warmup_steps,
@@ -74,7 +74,7 @@ impl Bounds {
 }
 
 impl Record {
-    /// Whether it is not tried again, where `retries` are allowed.
+    /// Whether it is final, given the allowed `retries`.
     pub fn is_over(&self, retries: u32) -> bool {
         match &self.outcome {
             Outcome::Measurement(_) => true,
@@ -82,8 +82,9 @@ impl Record {
         }
     }
 
-    /// Whether it is valid under these bounds: of a measurement the warm-up must be equal, of a failure all of them.
-    fn tells(&self, bounds: Bounds) -> bool {
+    /// Whether it is valid under these bounds. A measurement needs the same warm-up, a failure the
+    /// same bounds.
+    fn is_valid(&self, bounds: Bounds) -> bool {
         match &self.outcome {
             Outcome::Measurement(_) => self.bounds.warmup_steps == bounds.warmup_steps,
             Outcome::Failure { .. } => self.bounds == bounds,
@@ -95,20 +96,20 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
     known: BTreeMap<String, Record>,
-    /// What others have written, or another version: kept until its room is needed.
+    /// Entries of other writers or versions: kept until the space is needed.
     others: BTreeMap<String, String>,
 }
 
 impl Records {
-    /// Bytes of all records of a study at most; a ConfigMap takes 1 MiB.
+    /// Most bytes of a study's records; a ConfigMap may have 1 MiB.
     pub const MOST_BYTES: usize = 900_000;
 
-    /// The name of the ConfigMap that has a study's records.
+    /// Name of the ConfigMap with a study's records.
     pub fn config_map(study: &str) -> String {
         format!("{study}-results")
     }
 
-    /// The records of a ConfigMap.
+    /// Parses a ConfigMap's data.
     pub fn read(data: &BTreeMap<String, String>) -> Self {
         let mut records = Self::default();
         for (key, json) in data {
@@ -120,27 +121,27 @@ impl Records {
         records
     }
 
-    /// What a ConfigMap is to have.
+    /// The ConfigMap's data.
     pub fn write(&self) -> BTreeMap<String, String> {
         let json = |record| serde_json::to_string(record).expect("strings and finite numbers");
         let known = self.known.iter().map(|(key, record)| (key.clone(), json(record)));
         self.others.clone().into_iter().chain(known).collect()
     }
 
-    /// What became of a repetition, counted from 0, of a run of this plan.
+    /// The valid record of a run's repetition, counted from 0.
     pub fn get(&self, plan: &Plan, run: &Run, repetition: u32) -> Option<&Record> {
         let found = self.known.get(&name(&run.key, repetition))?;
-        found.tells(Bounds::of(plan)).then_some(found)
+        found.is_valid(Bounds::of(plan)).then_some(found)
     }
 
-    /// Sets what became of a repetition of the run with this key.
+    /// Sets the record of a repetition of the run with this key.
     pub fn insert(&mut self, key: &str, repetition: u32, record: Record) {
         let name = name(key, repetition);
         self.others.remove(&name);
         self.known.insert(name, record);
     }
 
-    /// Forgets what is not of a plan, once all together takes too much room.
+    /// Drops records outside the plan once all together are too large.
     pub fn make_room(&mut self, plan: &Plan) {
         if bytes(&self.write()) > Self::MOST_BYTES {
             let known: BTreeSet<&str> = plan.runs.iter().map(|run| run.key.as_str()).collect();
@@ -156,7 +157,7 @@ impl Records {
         }
     }
 
-    /// For each of [`Plan::runs`] what its repetitions measured, or why they did not.
+    /// For each of [`Plan::runs`], the measurement or failure of each repetition.
     pub fn measured(&self, plan: &Plan) -> Vec<Vec<Result<Measurement, String>>> {
         let of_repetition = |run: &Run, repetition| {
             let found = self.get(plan, run, repetition);
@@ -175,10 +176,10 @@ impl Records {
     }
 }
 
-/// What is said of a run that has not been carried out.
+/// The failure of a repetition that has not run.
 pub const NOT_RUN: &str = "not run yet";
 
-/// Bytes that the records of a plan take at most.
+/// Upper bound of the size of a plan's records in bytes.
 pub fn most_bytes(plan: &Plan, epochs: usize) -> usize {
     const RECORD: usize = 1500;
     const EPOCH: usize = 48;
@@ -239,7 +240,7 @@ mod tests {
         let wanted: Vec<String> = (0..plan.repetitions)
             .map(|repetition| name(known, repetition))
             .collect();
-        assert_eq!(left, wanted, "repetitions that the plan does not have any more");
+        assert_eq!(left, wanted, "repetitions that the plan no longer has");
     }
 
     #[test]
@@ -253,7 +254,7 @@ mod tests {
         data.insert("no-record".into(), "{}".into());
         data.insert(format!("{}.2", plan.runs[0].key), "not JSON".into());
         let mut records = Records::read(&data);
-        assert_eq!(records.write(), data, "what others have written stays");
+        assert_eq!(records.write(), data, "entries of other writers stay");
         let not_yet = || Err("not run yet".to_owned());
         assert_eq!(
             records.measured(&plan),
@@ -263,7 +264,7 @@ mod tests {
             ]
         );
         records.insert(&plan.runs[0].key, 1, failed(1, true));
-        assert_eq!(records.write().len(), data.len(), "in the place of what was none");
+        assert_eq!(records.write().len(), data.len(), "it replaces the invalid entry");
     }
 
     #[test]
@@ -304,12 +305,12 @@ mod tests {
         let known = |plan: &Plan| [0, 1].map(|run: usize| records.get(plan, &plan.runs[run], 0).is_some());
         assert_eq!(known(&plan), [true, true]);
         plan.timeout *= 2;
-        assert_eq!(known(&plan), [true, false], "what failed may go better");
+        assert_eq!(known(&plan), [true, false], "failed runs may now succeed");
         plan.warmup_steps += 1;
         assert_eq!(
             known(&plan),
             [false, false],
-            "what was measured is a mean of other steps"
+            "measurements are means over other steps"
         );
     }
 

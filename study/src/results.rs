@@ -1,4 +1,4 @@
-//! What a study measured: each point's medians over its repetitions.
+//! A study's results: each point's medians over its repetitions.
 
 use contract::{Epoch, GpuUse, Measurement};
 use crds::study::Mode;
@@ -6,26 +6,26 @@ use serde::Serialize;
 
 use crate::plan::{Plan, Point};
 
-/// What all points measured.
+/// Results of all points.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Results {
     /// In the order of the manifest.
     pub points: Vec<PointResult>,
 }
 
-/// What a point measured.
+/// Result of a point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PointResult {
-    /// Which point it is.
+    /// The point.
     #[serde(flatten)]
     pub point: Point,
-    /// Repetitions that were measured.
+    /// Number of measured repetitions.
     pub repetitions: usize,
-    /// What became of the others.
+    /// Failures of the other repetitions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
-    /// Of those that were measured; `None` where there are none.
+    /// Medians; `None` without measured repetitions.
     #[serde(flatten)]
     pub measured: Option<Measured>,
 }
@@ -34,41 +34,41 @@ pub struct PointResult {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
-    /// Training images a second over all ranks, after the warm-up.
+    /// Training images per second over all ranks, after the warm-up.
     pub images_per_second: Spread,
     /// Seconds of a step, after the warm-up.
     pub step_seconds: Spread,
-    /// Seconds of a step in which rank 0 computed: the four that follow.
+    /// Seconds of a step in which rank 0 computed: the sum of the next four.
     pub compute_seconds: Spread,
-    /// Of those, until its images were there.
+    /// Seconds until rank 0's images were ready.
     pub data_seconds: Spread,
-    /// Of its forward pass.
+    /// Seconds of its forward pass.
     pub forward_seconds: Spread,
-    /// Of its backward pass, without waiting.
+    /// Seconds of its backward pass, without waiting.
     pub backward_seconds: Spread,
-    /// Of its optimizer, and of the host between steps.
+    /// Seconds of its optimizer, and of the host between steps.
     pub optimizer_seconds: Spread,
-    /// Seconds of a step in which it waited for collectives that every rank had begun.
+    /// Seconds of a step in which it waited for collectives that every rank had started.
     pub exposed_seconds: Spread,
     /// Seconds of a step in which it waited for other ranks.
     pub straggler_seconds: Spread,
-    /// Seconds of a step of which another trainer does not tell where they went.
+    /// Seconds of a step that an external trainer does not break down.
     pub untold_seconds: Spread,
-    /// Seconds of a step in which collectives were under way, hidden or not.
+    /// Seconds of a step in which collectives ran, hidden or not.
     pub communication_seconds: Spread,
     /// Seconds of an epoch, after the warm-up.
     pub epoch_seconds: Spread,
-    /// Mean seconds of all epochs, the first included.
+    /// Mean seconds of all epochs, including the first.
     pub mean_epoch_seconds: Spread,
     /// Of the last epoch, 0..1.
     pub train_accuracy: Spread,
     /// After the last epoch, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<Spread>,
-    /// Most memory of rank 0.
+    /// Peak memory of rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<Spread>,
-    /// What the driver told of rank 0's GPU, where it did.
+    /// The driver's readings of rank 0's GPU, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<MeasuredGpu>,
     /// Each epoch, the first with its warm-up.
@@ -76,49 +76,49 @@ pub struct Measured {
     /// Images/s divided by the median of the series' fewest ranks, times that number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speedup: Option<Spread>,
-    /// The speedup of each rank; 1 is ideal.
+    /// Speedup per rank; 1 is ideal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<Spread>,
-    /// Where the global batch grows with the ranks: images/s of the same job on as many ranks with the global batch of the
-    /// series' fewest ranks, if that was measured.
+    /// If the global batch grows with the ranks: images/s of the same job and ranks with the global
+    /// batch of the series' fewest ranks, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fixed_batch_images_per_second: Option<Spread>,
-    /// Hours of all ranks together in which they train on a million images.
+    /// Hours of all ranks together to train on a million images.
     pub rank_hours_per_million_images: Spread,
 }
 
-/// What an epoch measured.
+/// Result of an epoch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredEpoch {
-    /// Of its steps.
+    /// Seconds of its steps.
     pub seconds: Spread,
     /// Mean training loss.
     pub loss: Spread,
-    /// On its training images while the model trained on them, 0..1.
+    /// On its training images, while the model trained on them, 0..1.
     pub train_accuracy: Spread,
     /// On held-out images after it, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<Spread>,
 }
 
-/// What the driver told of rank 0's GPU, as [`contract::GpuUse`] has it.
+/// The driver's readings of rank 0's GPU, see [`contract::GpuUse`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredGpu {
-    /// Share of time in which some kernel ran, 0..1.
+    /// Share of time in which any kernel ran, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Spread>,
-    /// Most memory that all processes took.
+    /// Peak memory of all processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_used_bytes: Option<Spread>,
-    /// The highest.
+    /// Highest temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature_celsius: Option<Spread>,
-    /// Of the board.
+    /// Mean power of the board.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<Spread>,
-    /// Share of readings in which its clocks were held down, 0..1.
+    /// Share of readings with reduced clocks, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttled: Option<Spread>,
 }
@@ -126,16 +126,16 @@ pub struct MeasuredGpu {
 /// A value over repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle one, or the mean of the two in the middle.
+    /// The middle value, or the mean of the two middle ones.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub least: f64,
-    /// The greatest.
+    /// The maximum.
     pub most: f64,
 }
 
 impl Spread {
-    /// All of it times a factor, which is not below 0.
+    /// Scales it by a factor of at least 0.
     #[must_use]
     pub(crate) fn times(self, factor: f64) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Spread {
         }
     }
 
-    /// Of values, of which there must be some.
+    /// The spread of values; `None` without any.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -161,7 +161,7 @@ impl Spread {
 }
 
 impl Results {
-    /// `measured` has for each of [`Plan::runs`] what its repetitions measured, or why they did not.
+    /// `measured` has the measurement or failure of each repetition, by index in [`Plan::runs`].
     pub fn new(plan: &Plan, measured: &[Vec<Result<Measurement, String>>]) -> Self {
         let mut results = Self {
             points: plan
@@ -174,7 +174,8 @@ impl Results {
         results
     }
 
-    /// Compares each point of a sweep over ranks with the same on the fewest ranks, and with the global batch of those.
+    /// Compares each point of a sweep over ranks with its series' point on the fewest ranks, and
+    /// with the same job with that point's global batch.
     fn compare(&mut self, plan: &Plan) {
         let rate = |point: &PointResult| Some(point.measured.as_ref()?.images_per_second);
         let rates: Vec<Option<Spread>> = self.points.iter().map(rate).collect();
@@ -218,7 +219,7 @@ impl Results {
 }
 
 impl Point {
-    /// Whether another point differs from this one by ranks alone, in a sweep that is about them.
+    /// Whether both points belong to a sweep over ranks and differ only by ranks.
     pub(crate) fn is_of_series(&self, other: &Self) -> bool {
         let over_ranks = matches!(self.mode, Mode::Strong | Mode::Weak);
         over_ranks
@@ -248,7 +249,7 @@ impl PointResult {
 }
 
 impl Measured {
-    /// A part of a step; nothing where the trainer does not tell where much of it goes.
+    /// A part of a step; `None` if the trainer leaves too much of the step unattributed.
     pub fn told(&self, part: Spread) -> Option<Spread> {
         Measurement::are_told(self.untold_seconds.median, self.step_seconds.median).then_some(part)
     }
@@ -301,12 +302,12 @@ impl MeasuredGpu {
     }
 }
 
-/// Hours of so many ranks together in which they train on a million images, at so many images a second.
+/// Hours of `ranks` ranks together to train on a million images at `images_per_second`.
 pub(crate) fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
     f64::from(ranks) * 1e6 / images_per_second / 3600.0
 }
 
-/// Each epoch over runs.
+/// Each epoch's spreads over the runs.
 fn epochs(runs: &[&Measurement]) -> Vec<MeasuredEpoch> {
     let count = runs.iter().map(|run| run.epochs.len()).max().unwrap_or(0);
     let epoch = |epoch: usize| {
@@ -352,7 +353,7 @@ mod tests {
                 },
             ]
         );
-        // Of the median of the fewest ranks: 150 to 170 are 1.5 to 1.7 times 100.
+        // Relative to the median of the fewest ranks: 150 to 170 are 1.5 to 1.7 times 100.
         let efficiency = |place: usize| {
             let efficiency = results.points[place].measured.as_ref()?.efficiency?;
             Some([efficiency.least, efficiency.median, efficiency.most])
@@ -420,7 +421,7 @@ mod tests {
             (0, 2, &None)
         );
         assert_eq!((one.repetitions, one.failures.len()), (1, 1));
-        // Nothing to compare with: that the fewest ranks' run failed does not make the next one the base.
+        // Without the run on the fewest ranks there is no base: the next one does not replace it.
         assert_eq!(both.measured.as_ref().expect("measured").speedup, None);
     }
 
@@ -434,7 +435,7 @@ mod tests {
             .map(|run| vec![Ok(measurement(100.0 * run as f64))])
             .collect();
         let results = Results::new(&plan, &measured);
-        // Micro-batches of 16 and 32 on one rank, then 8 and 16 on two: each is compared with the batch it divides.
+        // Micro-batches of 16 and 32 on one rank, 8 and 16 on two: compared by equal global batch.
         let found: Vec<_> = results
             .points
             .iter()

@@ -1,6 +1,6 @@
-"""Measures what ranks gain that are not alike and share images by their speed (`training.balance: Weighted`): beside even
-shares, and beside each rank alone. Slower devices are emulated (`--speeds`): before and after its forward pass a rank
-waits. All ranks are slow, so that they seldom compute at the same time on few cores.
+"""Measures the gain of sharing images by speed among different ranks (`training.balance: Weighted`), compared with even
+shares and with each rank alone. Slower devices are emulated (`--speeds`): a rank pauses before and after its forward pass.
+All ranks are slow, so that they seldom compute at the same time on few cores.
 
     make bench-balance
 
@@ -25,17 +25,17 @@ MODEL = {"imageSize": 32, "hiddenSize": 96, "depth": 3, "heads": 3, "numClasses"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Ranks of these speeds."""
+    """Ranks with these speeds."""
 
     name: str
     speeds: tuple[float, ...]
-    # Of the model, and images of a rank's step with even shares: enough that a few images are computed as fast, one by one, as
-    # many.
+    # Patch size, and images per rank and step with even shares: enough that the time per image does not depend on the
+    # number of images.
     patch: int
     batch: int
-    # What the weighted run is compared with: the sum of these runs of fewer ranks.
+    # Runs of fewer ranks, whose sum is compared with the weighted run.
     parts: tuple[tuple[float, ...], ...]
-    # Whether even shares are measured, too: a step may take minutes.
+    # Whether to also measure even shares: a step may last minutes.
     even: bool = True
 
 
@@ -47,7 +47,7 @@ CASES = [
 
 def bench(trainer: str, calibration: pathlib.Path, case: Case, speeds: tuple[float, ...], warmup: int, steps: int,
           balance: str) -> float:
-    """Images a second."""
+    """Images per second."""
     values = {"workers.device": "cpu", "model": MODEL | {"patchSize": case.patch}, "training.balance": balance}
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
@@ -65,11 +65,11 @@ def measure(case: Case, options: argparse.Namespace) -> dict:
     rounds = []
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            # What is compared emulates the same devices.
+            # All runs of a round emulate the same devices.
             run = functools.partial(bench, options.trainer, pathlib.Path(folder, "calibration.json"), case)
             parts = sum(run(part, 5, 20, "Off") for part in case.parts)
             even = run(case.speeds, 2, 10, "Off") if case.even else None
-            # After one window of measuring.
+            # The warm-up includes one window of measuring speeds.
             weighted = run(case.speeds, 57, 40, "Weighted")
         rounds.append({"parts": parts, "even": even, "weighted": weighted, "ratio": weighted / parts})
         print(f"{case.name}, round {number + 1}: {json.dumps(rounds[-1])}", file=sys.stderr, flush=True)
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--output", default=str(ROOT / "target/bench/balance.json"))
     options = parser.parse_args()
     if shutil.which(options.trainer) is None:
-        sys.exit(f"{options.trainer} is not there: run `make release`")
+        sys.exit(f"{options.trainer} does not exist: run `make release`")
     results = [measure(case, options) for case in CASES]
     output = pathlib.Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Measures the trainer beside PyTorch DDP (eager and compiled) and DeepSpeed on CPUs: same model, batch, precision,
-ranks and threads, interleaved, medians over rounds. Writes target/bench/trainer.json and prints a table.
+"""Compares the trainer with PyTorch DDP (eager and compiled), FSDP2, tensor parallelism and DeepSpeed on CPUs: same model,
+batch, precision, ranks and threads, interleaved, medians over rounds. Writes target/bench/trainer.json, prints a table.
 
     make bench-trainer
     make bench-trainer BENCH='--cases vit-ti16-224/fp32/2 --rounds 5'
 
-docs/performance.md says how each number is defined. For a GPU there is `make gpu-check`.
+docs/performance.md defines each number. For GPUs, use `make gpu-check`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from contenders import CannotRun, Case, Contender, Peer, Settings, machine, meas
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# A slow network, so that communication matters beside a small model on two cores: 1 Gbit/s, 1 ms each way.
+# A slow network, so that communication matters for a small model on two cores: 1 Gbit/s, 1 ms each way.
 LINK = {"delay_seconds": 1e-3, "bits_per_second": 1e9}
 BATCHES = {"vit-ti16-224": 16, "vit-cifar-p4": 128}
 CASES = [
@@ -45,24 +45,24 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-# Why a contender is left out that is none in this case.
-OTHER = "divides something else"
+# Why a contender is omitted from a case.
+OTHER = "does not support this parallelism"
 
 
 def name_of(case: Case) -> str:
-    divided = "".join(f"/{name}-{value}" for name, value in case.parallelism.items())
-    return f"{case.model}/{case.precision}/{case.ranks}{divided}" + ("/link" if case.link else "")
+    parallelism = "".join(f"/{name}-{value}" for name, value in case.parallelism.items())
+    return f"{case.model}/{case.precision}/{case.ranks}{parallelism}" + ("/link" if case.link else "")
 
 
 def medians(rounds: list[dict]) -> dict:
-    """Of each number over the rounds."""
+    """The median of each number over the rounds."""
     names = {name for result in rounds for name in result}
     values = {name: [result[name] for result in rounds if result.get(name) is not None] for name in sorted(names)}
     return {name: statistics.median(found) if found else None for name, found in values.items()}
 
 
 def ratio(ours: list[dict], theirs: list[dict], name: str) -> float | None:
-    """Median over rounds of ours to theirs: both ran one after the other."""
+    """Median over rounds of our number divided by theirs; both ran in succession."""
     pairs = [(our[name], their[name]) for our, their in zip(ours, theirs) if our.get(name) and their.get(name)]
     return statistics.median(our / their for our, their in pairs) if pairs else None
 
@@ -75,12 +75,12 @@ def measure_once(contender: Contender, case: Case, settings: Settings) -> dict:
 
 
 def measure_case(case: Case, settings: Settings, options: argparse.Namespace) -> dict:
-    """One case: rounds in each of which every contender runs once."""
+    """Measures a case: in each round, every contender runs once."""
     rounds: dict[str, list[dict]] = {contender: [] for contender in CONTENDERS}
     why: dict[str, str] = {}
     for contender in CONTENDERS:
         if options.only and contender not in options.only:
-            why[contender] = "not asked for"
+            why[contender] = "not requested"
         elif isinstance(CONTENDERS[contender], Peer) and not CONTENDERS[contender].divides(case):
             why[contender] = OTHER
         elif case.link and os.geteuid() != 0:
@@ -115,7 +115,7 @@ def measure_case(case: Case, settings: Settings, options: argparse.Namespace) ->
 
 
 def table(cases: list[dict]) -> str:
-    """The results as lines to read."""
+    """The results as a table."""
     head = ("case", "contender", "images/s", "ratio", "exposed", "first step s", "memory MB")
     rows = [head]
     for case in cases:
@@ -143,24 +143,24 @@ def table(cases: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", help="names of cases, or parts of them; all if not given")
-    parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="contenders; all if not given")
+    parser.add_argument("--cases", nargs="*", help="names of cases, or parts of names (default: all)")
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="contenders (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=6, help="steps with and without reduction, where ranks are several")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of steps with and without reduction, with several ranks")
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     parser.add_argument("--set", action="append", default=[], help="FIELD=VALUE for the trainer's manifest")
     parser.add_argument("--output", default=str(ROOT / "target/bench/trainer.json"))
     options = parser.parse_args()
     if shutil.which(options.trainer) is None:
-        sys.exit(f"{options.trainer} is not there: run `make release`")
+        sys.exit(f"{options.trainer} does not exist: run `make release`")
     if importlib.util.find_spec("torch") is None:
-        sys.exit("this Python has no torch: run `make bench-trainer`, which uses the peers' own")
+        sys.exit("this Python has no torch: run `make bench-trainer`, which uses the peers' Python")
     chosen = [case for case in CASES if not options.cases or any(part in name_of(case) for part in options.cases)]
     if not chosen:
-        sys.exit(f"no case is named so; there are {', '.join(map(name_of, CASES))}")
-    # As Ctrl-C does it: processes and namespaces go.
+        sys.exit(f"no such case; the cases are {', '.join(map(name_of, CASES))}")
+    # Like Ctrl-C: ends processes and removes namespaces.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     settings = Settings(options.trainer, options.steps, options.warmup, options.pairs, options.set)
     about, output = machine(), pathlib.Path(options.output)
@@ -168,7 +168,7 @@ def main() -> None:
     results = []
     for case in chosen:
         results.append(measure_case(case, settings, options))
-        # After each case: what was measured stays if the rest is interrupted.
+        # Saves after each case, in case the rest is interrupted.
         output.write_text(json.dumps({"machine": about, "cases": results}, indent=2) + "\n")
     print(table(results))
 

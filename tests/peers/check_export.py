@@ -1,10 +1,10 @@
-"""Checks that timm and torchvision load what `vit-trainer export` writes, strictly, and compute the same with it.
+"""Checks that timm and torchvision strictly load the files of `vit-trainer export`, and compute the same with them.
 
     make check-export
 
 For each model: trains it for a few steps on random images, evaluates the checkpoint (`vit-trainer eval --logits`), exports
-it, makes the model in Python with the call that the file's own metadata hold, and compares logits and mean loss on the
-held-out images. Ends with exit code 1 if a file does not load or a logit is further away than the tolerance.
+it, creates the model in Python as the file's metadata says, and compares logits and mean loss on the held-out images. The
+exit code is 1 if a file does not load or a logit exceeds the tolerance.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 TRAINED, HELD_OUT, CLASSES = 8, 12, 10
 SMALL = {"imageSize": 16, "patchSize": 4, "hiddenSize": 24, "depth": 2, "heads": 3, "mlpSize": 50}
 
-# A name for messages, spec.model, further fields of spec.training, what to export with, and the model's name in Python.
+# Name in messages, spec.model, further fields of spec.training, options of export, and the model's name in Python.
 CASES = [
     ("a class token", SMALL, {}, [], "VisionTransformer"),
     ("a class token", SMALL, {}, ["--names", "torchvision"], "VisionTransformer"),
@@ -57,7 +57,7 @@ def run(options, *arguments):
 
 
 def write_job(folder, model, training):
-    """The manifest, with random images in the data folder. Gives its image size and channels."""
+    """Writes the manifest, and random images to the data folder."""
     side = model.get("imageSize", 224)
     channels = model.get("channels", 3)
     data = folder / "data"
@@ -86,7 +86,7 @@ def write_job(folder, model, training):
 
 
 def python_model(file, with_timm):
-    """The model that the file says it is, with its weights loaded strictly."""
+    """Creates the model from the file's metadata, and strictly loads its weights."""
     with safetensors.safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     name, arguments = metadata["model"], json.loads(metadata["arguments"])
@@ -105,12 +105,12 @@ def check(folder, options, case):
     run(options, "run", *on_job)
     weights = folder / "weights.safetensors"
     run(options, "export", folder / "runs/check", "--output", weights, *arguments)
-    # In fp32, which is what the libraries compute in.
+    # In fp32, like the libraries.
     job = json.loads((folder / "job.yaml").read_text())
     job["spec"]["training"] |= {"precision": "fp32", "masterWeights": False}
     (folder / "job.yaml").write_text(json.dumps(job))
-    told = json.loads(run(options, "eval", *on_job, "--json", "--logits", folder / "logits.safetensors",
-                          *(argument for argument in arguments if argument == "--ema")))
+    scores = json.loads(run(options, "eval", *on_job, "--json", "--logits", folder / "logits.safetensors",
+                            *(argument for argument in arguments if argument == "--ema")))
     ours = safetensors.torch.load_file(folder / "logits.safetensors")
 
     with_timm = "torchvision" not in arguments
@@ -123,11 +123,11 @@ def check(folder, options, case):
     loss = torch.nn.functional.cross_entropy(logits, labels).item()
     distance = (logits - ours["logits"]).abs().max().item()
     correct = (logits.argmax(1) == labels).sum().item()
-    good = (distance < TOLERANCE and abs(loss - told["loss"]) < TOLERANCE and correct == told["correct"]
+    good = (distance < TOLERANCE and abs(loss - scores["loss"]) < TOLERANCE and correct == scores["correct"]
             and torch.equal(labels, ours["labels"]) and name == expected_name)
     library = "timm" if with_timm else "torchvision"
-    print(f"{'ok' if good else 'FAILED':<7}{about}: {library} {name}, logits {distance:.1e} apart, "
-          f"loss {loss:.6f} and {told['loss']:.6f}, {correct} and {told['correct']} of {HELD_OUT} right", flush=True)
+    print(f"{'ok' if good else 'FAILED':<7}{about}: {library} {name}, logits differ by {distance:.1e}, "
+          f"loss {loss:.6f} and {scores['loss']:.6f}, {correct} and {scores['correct']} of {HELD_OUT} correct", flush=True)
     return good
 
 
@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     options = parser.parse_args()
     if shutil.which(options.trainer) is None:
-        sys.exit(f"{options.trainer} is not there: run `make release`")
+        sys.exit(f"{options.trainer} does not exist: run `make release`")
     good = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Checks the cost model of scaling studies: measures a small job on 1 to 8 nodes joined by links of a given rate, and tells by
-how much each point is missed by a model of the others, and steps and communication by one of the points over another link.
+"""Checks the cost model of scaling studies on a small job with 1 to 8 nodes, connected by links of a given rate. Prints the
+error of each point by a model of the others, and the errors of steps and communication by a model from another link.
 
     make check-prediction
 
-A node is a network namespace behind a switch; each of its two directions is limited by the kernel's token bucket filter. Ranks
-emulate a device of a share of a core's speed, so that eight fit beside one another. Needs root.
+A node is a network namespace behind a switch; the kernel's token bucket filter limits both directions. Ranks emulate slower
+devices, so that eight can compute at the same time. Needs root.
 """
 
 import argparse
@@ -30,11 +30,11 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def network(megabits_per_second: float):
-    """Gives the prefix of the nodes' namespaces, whose numbers follow, and their addresses."""
+    """Yields the prefix of the nodes' namespaces, which their numbers follow, and their addresses."""
     prefix = f"vit-node-{os.getpid()}-"
     hub = f"vit-switch-{os.getpid()}"
     made = []
-    # A bucket of a millisecond, or of the largest packet that the kernel hands over at once.
+    # A bucket of a millisecond, or of the kernel's largest packet.
     burst = max(int(megabits_per_second * 1e6 / 8 / 1000), 70_000)
     limit = ("root", "tbf", "rate", f"{megabits_per_second}mbit", "burst", str(burst), "latency", "200ms")
     try:
@@ -61,7 +61,7 @@ def network(megabits_per_second: float):
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
-# Prints how long it takes to be refused by a port where nobody listens, in seconds: the fastest of many times.
+# Prints the shortest time in which a closed port refuses a connection, in seconds.
 REFUSED = """
 import socket, sys, time
 def once():
@@ -73,14 +73,14 @@ print(min(once() for _ in range(200)))
 
 
 def latency(prefix: str, address: str) -> float:
-    """Of a small message from the first node to this address, microseconds."""
-    said = subprocess.run(["ip", "netns", "exec", f"{prefix}0", sys.executable, "-c", REFUSED, address], check=True,
-                          capture_output=True, text=True).stdout
-    return float(said) * 1e6 / 2
+    """Microseconds of a small message from the first node to this address."""
+    output = subprocess.run(["ip", "netns", "exec", f"{prefix}0", sys.executable, "-c", REFUSED, address], check=True,
+                            capture_output=True, text=True).stdout
+    return float(output) * 1e6 / 2
 
 
 def study(microseconds: float, others: list[float], options: argparse.Namespace) -> dict:
-    """1 to 8 ranks, one a node, at three sizes of a micro-batch. Predicts the same over links of the other rates."""
+    """1 to 8 ranks, one per node, with three micro-batches. Also predicts them over links of the other rates."""
     job = {
         "image": "localhost/vit-trainer:dev",
         "model": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 6, "heads": 3, "numClasses": 10},
@@ -97,9 +97,9 @@ def study(microseconds: float, others: list[float], options: argparse.Namespace)
             "template": {"spec": job},
             "measure": {"epochs": options.epochs, "warmupSteps": 2, "repetitions": options.repetitions},
             "sweeps": [{
-                # As many steps on any number of ranks.
+                # The same number of steps for any number of ranks.
                 "name": "ranks", "mode": "Weak", "fractionPerRank": 1 / NODES, "ranks": RANKS, "microBatchSize": [8, 16, 32],
-                "variants": [{"name": "like", "speeds": [options.speed]}],
+                "variants": [{"name": "identical", "speeds": [options.speed]}],
             }],
             "predict": {"ranks": RANKS[1:], "links": links},
         },
@@ -111,9 +111,9 @@ def name_of(rate: float) -> str:
 
 
 def measure(rate: float, others: list[float], calibration: pathlib.Path | None, options: argparse.Namespace) -> dict:
-    """What the study's report says, as report.json. With the calibration of an earlier study, ranks emulate the same devices."""
+    """The study's report.json. With an earlier study's calibration, ranks emulate the same devices."""
     folder = options.output / f"{rate:g}"
-    # A study would go on with what another version of the trainer has measured.
+    # Otherwise a study would continue with results of another version of the trainer.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     manifest = folder / "study.json"
@@ -132,8 +132,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "target/prediction")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1000.0, 200.0], help="of links, Mbit/s")
-    parser.add_argument("--speed", type=float, default=0.04, help="of a rank, as a share of a core's")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1000.0, 200.0], help="rates of links in Mbit/s")
+    parser.add_argument("--speed", type=float, default=0.04, help="speed of a rank, as a share of a core's")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args()
@@ -165,7 +165,7 @@ def main() -> None:
                 errors = (100 * (prediction["stepSeconds"]["median"] / step - 1),
                           100 * (prediction["parts"]["communication"] / communication - 1))
                 print(f"{name_of(other):>12}  {key[0]} ranks of {key[1]} images, measured at {name_of(rate)}: "
-                      f"{1e3 * step:6.1f} ms, {errors[0]:+5.1f} %; of it communication {1e3 * communication:6.1f} ms, "
+                      f"{1e3 * step:6.1f} ms, {errors[0]:+5.1f} %; communication {1e3 * communication:6.1f} ms, "
                       f"{errors[1]:+5.1f} %")
 
 

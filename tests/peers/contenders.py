@@ -1,4 +1,4 @@
-"""The trainer and its peers, each measured on a case as processes of its own."""
+"""Measures the trainer and its peers on a case, each in separate processes."""
 
 import contextlib
 import dataclasses
@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import link
 
 HERE = pathlib.Path(__file__).resolve().parent
-# The folder of a module that peer.py imports where it divides a model.
+# The folder of a module that peer.py imports for sharded models.
 MODULES = HERE.parent.parent / "contenders"
 
-# As the trainer's manifest names sizes.
+# Sizes, named as in the trainer's manifest.
 MODELS: dict[str, dict] = {
     "vit-micro": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 3, "heads": 3, "numClasses": 10},
     "vit-cifar-p4": {"imageSize": 32, "patchSize": 4, "hiddenSize": 192, "depth": 12, "heads": 3, "numClasses": 10},
@@ -33,7 +33,7 @@ MODELS: dict[str, dict] = {
     "vit-h16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 1280, "depth": 32, "heads": 16,
                     "numClasses": 1000},
 }
-# What the trainer's manifest says for each mode; peer.py has the same modes.
+# Manifest fields of each mode; peer.py has the same modes.
 PRECISIONS: dict[str, dict] = {
     "fp32": {},
     "tf32": {"tf32": True},
@@ -44,18 +44,18 @@ PRECISIONS: dict[str, dict] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured."""
+    """A case to measure."""
 
     model: str
-    # Images of a rank's step.
+    # Images per rank and step.
     batch: int
     precision: str
     ranks: int = 1
     device: str = "cpu"
     pooling: str = "token"
-    # Of the trainer's manifest.
+    # `spec.parallelism` of the trainer's manifest.
     parallelism: dict[str, int | bool] = dataclasses.field(default_factory=dict)
-    # Of link.link; None for no network between ranks.
+    # Arguments of link.link; None for ranks without a network between them.
     link: dict[str, float] | None = None
 
     @property
@@ -65,16 +65,16 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How long, and with what."""
+    """Settings of a measurement."""
 
     trainer: str
     steps: int
     warmup: int
-    # Steps with and without reduction, where ranks are several.
+    # Pairs of steps with and without reduction, with several ranks.
     pairs: int = 0
     # FIELD=VALUE for the trainer's manifest.
     set: Sequence[str] = ()
-    # Seconds that a contender may take; one process of a peer may have to compile its model.
+    # Time limit of a contender in seconds; a peer may have to compile its model.
     timeout: float = 900.0
 
 
@@ -82,12 +82,12 @@ class CannotRun(Exception):
     """Why a contender cannot run a case."""
 
 
-# Measures a contender once. Ranks are in these network namespaces, where there are some.
+# Measures a contender once, with its ranks in these network namespaces, if any.
 Contender = Callable[[Case, Settings, Sequence[str]], dict]
 
 
 def stop(process: subprocess.Popen) -> None:
-    """Ends a process group: gently first, as torchrun's workers are in groups of their own, which it ends itself."""
+    """Ends a process group, first with SIGTERM: only torchrun can end its workers, which have their own groups."""
     for sent, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, sent)
@@ -95,7 +95,7 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def run(command: Sequence[str], env: dict[str, str], timeout: float) -> str:
-    """Runs a contender in a process group of its own. Gives its output; its last words if it fails."""
+    """Runs a contender in its own process group and returns its output. An error has the end of the output."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         code: int | str | None = None
@@ -110,8 +110,8 @@ def run(command: Sequence[str], env: dict[str, str], timeout: float) -> str:
         text = output.read()
     if code != 0:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        told = [line for line in lines if "Error" in line or "error" in line] or lines
-        raise CannotRun(f"{pathlib.Path(command[0]).name} ended with {code}: {' | '.join(told[-4:])[:1200]}")
+        errors = [line for line in lines if "Error" in line or "error" in line] or lines
+        raise CannotRun(f"{pathlib.Path(command[0]).name} ended with {code}: {' | '.join(errors[-4:])[:1200]}")
     return text
 
 
@@ -120,12 +120,12 @@ def threads_of(case: Case) -> int:
 
 
 def environment(case: Case) -> dict[str, str]:
-    """What all contenders get."""
+    """The environment of all contenders."""
     return os.environ | {"OMP_NUM_THREADS": str(threads_of(case)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def fields(case: Case) -> list[str]:
-    """FIELD=VALUE of the trainer's manifest for a case."""
+    """FIELD=VALUE settings of the trainer's manifest for a case."""
     values = {"workers.device": case.device, "model.name": None}
     values |= {f"model.{name}": value for name, value in case.sizes.items()}
     values |= {f"training.{name}": value for name, value in PRECISIONS[case.precision].items()}
@@ -134,7 +134,7 @@ def fields(case: Case) -> list[str]:
 
 
 def bench(case: Case, settings: Settings, *more: str) -> dict:
-    """What `vit-trainer bench` tells of a case."""
+    """The result of `vit-trainer bench` for a case."""
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
         command = [settings.trainer, "bench", "--json", str(result), "--batch-size", str(case.batch),
@@ -147,7 +147,7 @@ def bench(case: Case, settings: Settings, *more: str) -> dict:
 
 
 def measure_ours(case: Case, settings: Settings, namespaces: Sequence[str] = ()) -> dict:
-    """The trainer."""
+    """Measures the trainer."""
     if namespaces:
         where = ["--nodes", str(case.ranks), "--addresses", ",".join(link.ADDRESSES),
                  "--launcher", f"ip netns exec {namespaces[0][:-1]}{{node}}"]
@@ -164,7 +164,7 @@ def measure_ours(case: Case, settings: Settings, namespaces: Sequence[str] = ())
 
 
 def mean_of(ranks: list[dict], name: str) -> float | None:
-    """Of the ranks that have it."""
+    """The mean over the ranks that have this value."""
     found = [rank[name] for rank in ranks if rank[name] is not None]
     return statistics.mean(found) if found else None
 
@@ -177,11 +177,11 @@ class Peer:
     kind: str
     # The mode of torch.compile; None for eager.
     compile: str | None = None
-    # fused, or loop: one parameter after the other.
+    # fused, or loop (one parameter at a time).
     optimizer: str = "fused"
 
     def divides(self, case: Case) -> bool:
-        """Whether it divides what the case does."""
+        """Whether it supports the parallelism of the case."""
         names = case.parallelism.keys()
         return {
             "deepspeed": names <= {"zeroStage"},
@@ -219,7 +219,7 @@ class Peer:
 
 
 def torchrun(case: Case, namespaces: Sequence[str]) -> list[str]:
-    """A command with one torchrun for all ranks, or one in each namespace."""
+    """A command that runs one torchrun for all ranks, or one in each namespace."""
     program = [sys.executable, "-m", "torch.distributed.run"]
     script = str(HERE / "peer.py")
     if not namespaces:
@@ -233,12 +233,12 @@ def torchrun(case: Case, namespaces: Sequence[str]) -> list[str]:
                   "1", "--master-addr", link.ADDRESSES[0], "--master-port", "29500", script])
         for node, name in enumerate(namespaces)
     ]
-    # Both at once; the command fails where either does.
+    # Runs both concurrently, and fails if either does.
     return ["bash", "-c", f"{commands[1]} & {commands[0]} && wait $!"]
 
 
 def machine() -> dict:
-    """What is measured on."""
+    """The machine of the measurements."""
     model = next((line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
                   if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release(), "load_at_start": os.getloadavg()[0]}

@@ -1,10 +1,10 @@
-"""What PyTorch trains on ranks that divide a model: FSDP2 in 32 bits and in bf16, and tensor parallelism by DTensor. For the trainer's test
-trainer/tests/integration/torch.rs, which trains on as many ranks from the same weights and images.
+"""Trains sharded models with PyTorch: FSDP2 in fp32 and bf16, and tensor parallelism by DTensor. The trainer's test
+trainer/tests/integration/torch.rs trains with the same ranks, weights and images.
 
     PYTHONPATH=contenders python tests/peers/divided_training.py
 
-Writes tests/peers/goldens/divided: images and labels as data of format `numpy`, and the weights after STEPS steps, each of
-all images. Starts from the weights of `class_token`. Made with torch 2.11.0 and timm 1.0.31 on the CPU.
+Writes tests/peers/goldens/divided: images and labels in format `numpy`, and the weights after STEPS steps, each of all
+images. Starts from the weights of `class_token`. Created with torch 2.11.0 and timm 1.0.31 on the CPU.
 """
 
 import json
@@ -49,7 +49,7 @@ def train(rank: int, ranks: int, name: str, store: str, images: torch.Tensor, la
     else:
         divided.divide_heads(model, mesh)
     groups = param_groups_weight_decay(model, WEIGHT_DECAY, no_weight_decay_list=model.no_weight_decay())
-    # So large an epsilon that the rounding of a gradient near zero does not decide the sign of an update.
+    # A large epsilon, so that rounding of gradients near zero does not decide the sign of updates.
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-4, foreach=False)
     for _ in range(STEPS):
         torch.nn.functional.cross_entropy(model(images).float(), labels).backward()

@@ -1,8 +1,8 @@
-"""Writes the HDF5 files that the trainer's tests read, with h5py.
+"""Writes the HDF5 files of the trainer's tests, with h5py.
 
     make goldens
 
-Every pixel of an image of bytes is (7 x its place in the array) % 251, of floats its place / 8; labels are row % 4.
+Pixels of bytes are (7 x index in the array) % 251, pixels of floats index / 8; labels are row % 4.
 """
 
 import pathlib
@@ -33,25 +33,25 @@ def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
 
-    # As fastMRI's reconstruction_rss: floats of one channel, in one piece.
+    # Like fastMRI's reconstruction_rss: floats of one channel, contiguous.
     write("slices.h5", {"images": (pixels((5, 12, 10), "float32"), {}), "labels": (labels(5), {})})
 
-    # As PatchCamelyon: compressed chunks, the channels last, and labels of four dimensions in a file of their own.
+    # Like PatchCamelyon: compressed chunks, channels last, and labels of four dimensions in a separate file.
     packed = {"chunks": (4, 8, 8, 3), "compression": "gzip", "shuffle": True, "fletcher32": True}
     write("patches_x.h5", {"x": (pixels((10, 8, 8, 3), "uint8"), packed)})
     write("patches_y.h5", {"y": (labels(10, "uint8").reshape(10, 1, 1, 1), {})})
 
-    # The newest form of the format, which has other indexes of chunks; high bytes first.
+    # The newest format version, which has other chunk indexes; big-endian.
     for extents, name in [((6, 3, 8, 8), "fixed"), ((None, 3, 8, 8), "growing"), ((None, None, 8, 8), "growing_twice")]:
         how = {"chunks": (2, 3, 8, 8), "maxshape": extents}
         arrays = {"images": (pixels((6, 3, 8, 8), ">f4"), how), "labels": (labels(6, ">i4"), {})}
         write(f"{name}.h5", arrays, libver="latest")
 
-    # With a block before the file's own beginning.
+    # With a user block before the file's content.
     arrays = {"images": (pixels((6, 3, 8, 8), "float32"), {}), "labels": (labels(6), {})}
     write("user_block.h5", arrays, userblock_size=512)
 
-    # One that its writer has not closed.
+    # Not closed by its writer.
     with h5py.File(FOLDER / "whole.h5", "w", libver="latest") as file:
         file.create_dataset("images", data=pixels((4, 3, 8, 8), "uint8"))
         file.create_dataset("labels", data=labels(4))
@@ -59,7 +59,7 @@ def main():
         shutil.copy(FOLDER / "whole.h5", FOLDER / "open.h5")
     (FOLDER / "whole.h5").unlink()
 
-    # What is not read.
+    # Unsupported files.
     images = pixels((4, 3, 8, 8), "uint8")
     write("lzf.h5", {"images": (images, {"compression": "lzf"}), "labels": (labels(4), {})})
     write("complex.h5", {"images": (images.astype("complex64"), {}), "labels": (labels(4), {})})

@@ -1,7 +1,7 @@
-"""Two network namespaces joined by a link with a given delay and rate, so that communication matters on one machine.
+"""Two network namespaces connected by a link with a given delay and rate, so that communication matters on one machine.
 
-The kernel's own netem would do, where it is built. This needs only TUN: each namespace has a TUN interface, and this
-process carries packets between the two, each after the delay and no faster than the rate. Needs root.
+The kernel's netem would also work, but is not always built. This needs only TUN: each namespace has a TUN interface, and
+this process forwards packets between them with the delay and rate. Needs root.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import time
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "vit0"
-# Large packets keep the cost of carrying them below that of the work that is measured.
+# Large packets keep the cost of forwarding below that of the measured work.
 MTU = 65000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
@@ -27,7 +27,7 @@ def _ip(*words):
 
 
 def _open_tun(namespace):
-    """A TUN interface in the namespace. Gives its file descriptor."""
+    """Creates a TUN interface in the namespace, and returns its file descriptor."""
     libc = ctypes.CDLL(None, use_errno=True)
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     other = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
@@ -44,7 +44,7 @@ def _open_tun(namespace):
 
 
 def _carry(source, target, delay, bytes_per_second, stop):
-    """Carries packets one way until `stop`."""
+    """Forwards packets in one direction until `stop`."""
     waiting = []  # (due, packet), due ascending
     line_free = 0.0
     while not stop.is_set():
@@ -61,7 +61,7 @@ def _carry(source, target, delay, bytes_per_second, stop):
         for due, packet in waiting:
             if due > now:
                 break
-            with contextlib.suppress(BlockingIOError):  # a full interface drops packets, as any does
+            with contextlib.suppress(BlockingIOError):  # a full interface drops packets
                 os.write(target, packet)
             sent += 1
         del waiting[:sent]
@@ -69,7 +69,7 @@ def _carry(source, target, delay, bytes_per_second, stop):
 
 @contextlib.contextmanager
 def link(delay_seconds, bits_per_second):
-    """Gives the names of two namespaces, whose addresses are ADDRESSES on INTERFACE."""
+    """Yields the names of two namespaces, whose addresses are ADDRESSES on INTERFACE."""
     names = tuple(f"vit-link-{os.getpid()}-{node}" for node in (0, 1))
     stop, threads, tuns = threading.Event(), [], []
     try:

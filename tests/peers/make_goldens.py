@@ -1,16 +1,16 @@
-"""Writes what PyTorch and timm compute for small models into tests/peers/goldens, for the trainer's tests to compare with.
+"""Writes results of PyTorch and timm for small models to tests/peers/goldens, for the trainer's tests.
 
     make goldens
 
-A folder each:
-    model.json             the model as the trainer's run configuration has it (`spec.model` resolved)
-    model.safetensors      weights, as timm or torchvision name them
+Each folder has:
+    model.json             the model in the trainer's run configuration (resolved `spec.model`)
+    model.safetensors      weights with timm's or torchvision's names
     expected.safetensors   images, labels, logits; grad.NAME is the gradient of the mean cross-entropy
-`resized` (images of 24 pixels instead of 16) and `adapted_*` (another number of channels) have no weights of their own:
-they expect those of `class_token`, loaded as timm loads weights of another size. Losses of optimizers are made by
-optimizer_losses.py, weights of models that ranks divide by divided_training.py.
+`resized` (images of 24 pixels instead of 16) and `adapted_*` (another number of channels) use the weights of
+`class_token`, adapted like timm adapts weights of another size. optimizer_losses.py writes losses of optimizers,
+divided_training.py weights of sharded models.
 
-Everything is seeded; made again with the versions of requirements.txt on a CPU, the files differ by rounding at most.
+Everything is seeded: with the versions of requirements.txt on a CPU, recreated files differ only by rounding.
 """
 
 import json
@@ -28,7 +28,7 @@ BATCH = 3
 
 
 def configuration(**changes):
-    """The model as the trainer's run configuration names it."""
+    """The model in the trainer's run configuration."""
     values = {
         "imageSize": IMAGE, "patchSize": PATCH, "hiddenSize": HIDDEN, "depth": DEPTH, "heads": HEADS, "mlpSize": MLP,
         "numClasses": CLASSES, "channels": 3, "pooling": "token",
@@ -37,7 +37,7 @@ def configuration(**changes):
 
 
 def timm_model(config):
-    """The same model, made by timm."""
+    """The same model, created by timm."""
     model = VisionTransformer(
         img_size=config["imageSize"],
         patch_size=config["patchSize"],
@@ -57,7 +57,7 @@ def timm_model(config):
 
 
 def shaken(model):
-    """Random values everywhere, so that no tensor is at a start that hides a mistake (zero biases, unit norms)."""
+    """Adds noise everywhere: initial values such as zero biases and unit norms could hide errors."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -65,7 +65,7 @@ def shaken(model):
 
 
 def write_case(name, config, model, borrowed=False):
-    """Weights of `model`, unless they are borrowed, with logits and gradients."""
+    """Writes logits and, unless weights are borrowed, the weights of `model` and their gradients."""
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -88,7 +88,7 @@ def write_timm(name, **changes):
 
 
 def write_resized(weights):
-    """The position embedding of 4 x 4 patches used for 6 x 6, as timm loads it."""
+    """A position embedding of 4 x 4 patches resized to 6 x 6 by timm."""
     config = configuration(imageSize=24)
     model = timm_model(config)
     model.load_state_dict(checkpoint_filter_fn(dict(weights), model))
@@ -96,7 +96,7 @@ def write_resized(weights):
 
 
 def write_adapted(weights, channels):
-    """Weights for three channels used for another number, as timm's build_model_with_cfg loads them."""
+    """Weights for three channels adapted to another number, like timm's build_model_with_cfg."""
     config = configuration(channels=channels)
     model = timm_model(config)
     name = "patch_embed.proj.weight"

@@ -1,9 +1,9 @@
-"""Ten training losses of a small timm model with torch's and timm's optimizers, for the test beside
-trainer/src/optim/mod.rs, which starts from the same weights and images by the same formula.
+"""Prints ten training losses of a small timm model with torch's and timm's optimizers, for the test of
+trainer/src/optim/mod.rs, which computes the same initial weights and images.
 
     python tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
 
-Made with torch 2.11.0 and timm 1.0.31 on the CPU.
+Created with torch 2.11.0 and timm 1.0.31 on the CPU.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Writes the Parquet files that the trainer's tests read, with Hugging Face's `datasets` and with pyarrow.
+"""Writes the Parquet files of the trainer's tests, with Hugging Face's `datasets` and with pyarrow.
 
     make goldens
 
-Row r of a file has a picture of 8 x 8 pixels in one colour, (5 x r, 40 x class, file), and class r % 3.
+Row r of a file has a picture of 8 x 8 pixels in one color, (5 x r, 40 x class, file), and class r % 3.
 """
 
 import io
@@ -41,7 +41,7 @@ def write(name, table, **options):
 
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
-    # As the Hub has them: written by `datasets` itself.
+    # Like on the Hub: written by `datasets`.
     for file, (name, count) in enumerate(
         [
             ("train-00000-of-00002", 60),
@@ -53,18 +53,18 @@ def main():
         path = FOLDER / "hub" / "data" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         of_datasets(count, file).to_parquet(path, batch_size=25)
-    # Any number of classes a row, as `datasets` has them.
+    # Any number of classes per row, in the form of `datasets`.
     names = ["cat", "dog", "bird"]
     lists = datasets.Features({"image": datasets.Image(), "labels": datasets.Sequence(datasets.ClassLabel(names=names))})
     shown = {"image": [picture(row, 0) for row in range(4)], "labels": [[2, 0], [], [1], [0, 1, 2]]}
     (FOLDER / "lists").mkdir()
     datasets.Dataset.from_dict(shown).cast(lists).to_parquet(FOLDER / "lists/train.parquet")
-    # Rows without a list, and a list without one of its numbers; short numbers, and lists that are always there.
+    # Rows with a null list, a list with a null, 32-bit numbers, and non-nullable lists.
     lacking = pyarrow.array([[2], None, [0, None], []], pyarrow.list_(pyarrow.int32()))
     write("lists-lacking/train-0.parquet", pyarrow.table({"image": shown["image"], "label": lacking}))
     always = pyarrow.schema([("image", pyarrow.binary()), pyarrow.field("label", pyarrow.list_(pyarrow.int64()), nullable=False)])
     write("lists-always/train.parquet", pyarrow.table([shown["image"], shown["labels"]], schema=always), row_group_size=2)
-    # Pages of a few rows, of each version of the format and kind of compression, with a dictionary and without.
+    # Small pages, with each format version and compression, with and without a dictionary.
     table = pyarrow.table(rows(40, 0))
     for number, options in enumerate(
         [
@@ -74,7 +74,7 @@ def main():
         ]
     ):
         write(f"pages/train/{number:04}.parquet", table, row_group_size=25, data_page_size=500, write_batch_size=4, **options)
-    # What is missing, and what is of another kind.
+    # Missing values, and unexpected types.
     names = {"train-null": {"image": [picture(0, 0), None], "label": [None, 1]}}
     names["train-text"] = {"image": [picture(0, 0)], "label": ["cat"]}
     names["train-list"] = {"image": [picture(0, 0)], "label": [[0, 1]]}
@@ -84,7 +84,7 @@ def main():
     names["train-thumb"] = {"image": [{"thumb": picture(0, 0), "full": picture(0, 0)}], "label": [0]}
     names["train-struct"] = {"image": [picture(0, 0)], "label": [{"conf": 5, "id": 1}]}
     names["train-time"] = {"image": [picture(0, 0)], "label": pyarrow.array([0], pyarrow.timestamp("s"))}
-    # A column whose name is that of the field within another.
+    # A column with the name of another column's field.
     dotted = {"image.bytes": [picture(1, 9)], "image": [{"bytes": picture(0, 0)}], "label": [0]}
     names["train-dotted"] = dotted
     for name, columns in names.items():

@@ -1,9 +1,9 @@
-"""One rank of a peer: the same training step as `vit-trainer bench` takes, by PyTorch alone, its DistributedDataParallel,
-FSDP2 or tensor parallelism, or DeepSpeed, on timm's model. Started by itself or by torchrun; contenders.py says what to measure in the variable
-PEER_PLAN.
+"""One rank of a peer: the training step of `vit-trainer bench` on timm's model, with plain PyTorch, DistributedDataParallel,
+FSDP2, tensor parallelism, or DeepSpeed. Started directly or by torchrun; the variable PEER_PLAN, set by contenders.py, says
+what to measure.
 
-Settings are those a careful user picks: fused AdamW, gradients as views of buckets, no synchronisation with the host in
-a step, data on the device as bytes. What is timed, and how, is `train/measure.rs`, line for line.
+The settings are those of a careful user: fused AdamW, gradients as views of buckets, no synchronization with the host
+within a step, data on the device as bytes. Timing follows `train/measure.rs` line by line.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from timm_vit import make_model, param_groups_weight_decay  # noqa: E402
 
 ON_GPU = PLAN["device"] == "cuda"
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if ON_GPU else torch.device("cpu")
-# Distinct images, in steps; as many as the trainer's.
+# Distinct images, in steps; the same number as the trainer's.
 SYNTHETIC_STEPS = 8
 
 
 def new_model() -> torch.nn.Module:
-    # Drawn where it is used: a large one would take the CPU many seconds.
+    # Initialized on its device: on the CPU a large model would need many seconds.
     with DEVICE:
         return make_model(PLAN["model"])
 
@@ -38,12 +38,12 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     groups = param_groups_weight_decay(model, 0.05)
     if PLAN["peer"] == "tensor":
         import divided
-        groups = divided.apart(groups)
+        groups = divided.split_groups(groups)
     return torch.optim.AdamW(groups, lr=1e-3, fused=fused, foreach=False)
 
 
 class MasterWeights:
-    """Puts a model into bfloat16 and trains copies of its weights in 32 bits, which it gets the values of."""
+    """Converts a model to bfloat16 and trains master weights in 32 bits, which are copied to it."""
 
     def __init__(self, model: torch.nn.Module):
         masters = copy.deepcopy(model)
@@ -64,7 +64,7 @@ class MasterWeights:
 
 
 def make_updates(model: torch.nn.Module) -> torch.optim.Optimizer | MasterWeights:
-    """What changes the model's weights by their gradients, in the precision of the plan."""
+    """The optimizer, with master weights if the plan has them."""
     return MasterWeights(model) if PLAN["precision"] == "bf16-masters" else make_optimizer(model)
 
 
@@ -103,7 +103,7 @@ class Data:
 
 
 class LastGradient:
-    """When a backward pass had this rank's last gradient: right after it, what is left is waiting for averages."""
+    """Time of this rank's last gradient in a backward pass: the rest of the pass is waiting for averages."""
 
     def __init__(self, model: torch.nn.Module):
         self.time = 0.0
@@ -115,7 +115,7 @@ class LastGradient:
 
 
 class Module:
-    """The model alone, eager or compiled."""
+    """A single-rank model, eager or compiled."""
 
     def __init__(self) -> None:
         model = new_model()
@@ -123,7 +123,7 @@ class Module:
         self.model = compiled(model)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor, _: bool) -> float:
-        """One step. Nobody waits for averages."""
+        """One step, without waiting for averages."""
         with autocast():
             loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
         loss.backward()
@@ -145,7 +145,7 @@ class Ddp:
         self.last_gradient = LastGradient(model)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float:
-        """One step. Gives the seconds from the last gradient to averages of all of them."""
+        """One step. Returns the seconds from the last gradient until all are averaged."""
         with contextlib.nullcontext() if synchronize else self.ddp.no_sync():
             with autocast():
                 loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
@@ -156,13 +156,13 @@ class Ddp:
         return waited
 
 
-class Divided:
-    """FSDP2, or tensor parallelism by DTensor. How long a rank waits is not known: gradients are reduced before hooks run."""
+class Sharded:
+    """FSDP2, or tensor parallelism by DTensor. Waiting time is unknown, because gradients are reduced before hooks run."""
 
     def __init__(self) -> None:
         import divided
         from torch.distributed.device_mesh import init_device_mesh
-        # The ranks of tensor parallelism have the same model and the same images.
+        # Tensor-parallel ranks have the same model and images.
         torch.manual_seed(0)
         self.model = new_model()
         mesh = init_device_mesh(PLAN["device"], (WORLD,))
@@ -183,8 +183,7 @@ class Divided:
 
 
 class DeepSpeed:
-    """DeepSpeed with the study's settings: ZeRO stage 0, which reduces all gradients after the backward pass; or another
-    stage."""
+    """DeepSpeed with the study's ZeRO stage 0, which reduces all gradients after the backward pass, or another stage."""
 
     def __init__(self) -> None:
         import deepspeed
@@ -194,7 +193,7 @@ class DeepSpeed:
             "gradient_accumulation_steps": 1,
             "zero_optimization": {"stage": PLAN["parallelism"].get("zeroStage", 0)},
             "zero_allow_untested_optimizer": True,
-            # Its default is 1.
+            # The default is 1.
             "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
         }
@@ -202,7 +201,7 @@ class DeepSpeed:
             config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=make_optimizer(model), config=config, dist_init_required=False)
-        # At the other stages gradients are reduced before hooks run.
+        # The other stages reduce gradients before hooks run.
         self.last_gradient = LastGradient(model) if config["zero_optimization"]["stage"] == 0 else None
 
     def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float | None:
@@ -227,7 +226,7 @@ def wait_for_device() -> None:
 
 
 def join() -> None:
-    """Meets the other ranks."""
+    """Joins the other ranks."""
     backend = "nccl" if ON_GPU else "gloo"
     if PLAN["peer"] == "deepspeed":
         import deepspeed
@@ -242,7 +241,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = PLAN["precision"] == "tf32"
     join()
     torch.manual_seed(RANK)
-    kinds = {"module": Module, "ddp": Ddp, "fsdp2": Divided, "tensor": Divided, "deepspeed": DeepSpeed}
+    kinds = {"module": Module, "ddp": Ddp, "fsdp2": Sharded, "tensor": Sharded, "deepspeed": DeepSpeed}
     peer = kinds[PLAN["peer"]]()
     data = Data()
 
@@ -264,7 +263,7 @@ def main() -> None:
     durations = [step() for _ in range(PLAN["steps"])]
     wait_for_device()
     seconds = time.perf_counter() - start
-    # A GPU's gradients come later than the calls that ask for them.
+    # A GPU computes gradients later than the calls that launch them.
     exposed = None if ON_GPU or WORLD == 1 or None in waits else sum(waits) / seconds
 
     share = None
@@ -283,7 +282,7 @@ def main() -> None:
 
     result = {
         "rank": RANK,
-        # Ranks of tensor parallelism have the same images.
+        # Tensor-parallel ranks have the same images.
         "images_per_second": PLAN["batch"] * PLAN["steps"] / seconds / (WORLD if PLAN["peer"] == "tensor" else 1),
         "step_ms_p50": statistics.median(durations) * 1e3,
         "exposed_sync_share": exposed,
@@ -295,7 +294,7 @@ def main() -> None:
     pathlib.Path(PLAN["folder"], f"rank-{RANK}.json").write_text(json.dumps(result))
     if dist.is_initialized():
         dist.barrier()
-    # Without waiting for threads of compilers and process groups.
+    # Does not wait for threads of compilers and process groups.
     os._exit(0)
 
 

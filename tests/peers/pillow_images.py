@@ -1,10 +1,10 @@
-"""Writes image files of many kinds, and what Pillow makes of each: the checksums of its pixels, in colour and in grey.
+"""Writes image files of many kinds, with checksums of the pixels that Pillow decodes, in color and gray.
 
-    make goldens         200 files, which the trainer's tests read (tests/peers/goldens/images)
-    make check-images    2,000 other ones
+    make goldens         200 files for the trainer's tests (tests/peers/goldens/images)
+    make check-images    2,000 other files
 
-JPEG files of samplings, scans and colour spaces that Pillow does not write are made of random coefficients here, PNG
-files of random bytes behind random filters, TIFF files strip by strip. Needs NumPy and Pillow only.
+JPEG files with samplings, scans and color spaces that Pillow does not write are built from random coefficients, PNG files
+from random bytes with random filters, and TIFF files strip by strip. Needs only NumPy and Pillow.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ZIGZAG = sorted(range(64), key=lambda i: (i // 8 + i % 8, (i // 8 if (i // 8 + i
 
 
 def picture(random, width, height):
-    """Smooth colours with noise, so that every part of a decoder matters."""
+    """Smooth colors with noise, so that every part of a decoder matters."""
     small = random.integers(0, 256, (4, 4, 3), dtype=numpy.uint8)
     image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
     noise = random.integers(-20, 21, (height, width, 3))
@@ -42,7 +42,7 @@ def segment(marker, content):
 
 
 class Entropy:
-    """The bits of a scan, by the Huffman tables of a file that Pillow wrote."""
+    """The bits of a scan, with the Huffman tables of a file by Pillow."""
 
     def __init__(self, tables):
         self.tables, self.bits = tables, []
@@ -128,7 +128,7 @@ def jpeg_of_coefficients(random, width, height, sampling, scans, restart, adobe)
         parts = b"".join(bytes([part + 1, 17 * int(part in (1, 2))]) for part in scan)
         file.append(segment(0xDA, bytes([len(scan)]) + parts + bytes([0, 63, 0])))
         if len(scan) == 1:
-            # A scan of one component has its blocks alone, without those that only fill up.
+            # A scan of one component omits padding blocks.
             (part,) = scan
             columns = rounded(rounded(width * sampling[part][0], most[0]), 8)
             rows = rounded(rounded(height * sampling[part][1], most[1]), 8)
@@ -171,9 +171,9 @@ def jpeg(random, width, height):
         return "jpg", encoded(image, "JPEG", exif=exif, keep_rgb=bool(random.integers(0, 2)), **options)
     if how == 3:
         return "jpg", encoded(image, "JPEG", subsampling=int(random.integers(0, 3)), **options)
-    # Factors whose ratios are whole, as libjpeg asks; ten blocks at most in a unit of several components.
-    colours = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2)]
-    first = colours[random.integers(0, len(colours))]
+    # libjpeg needs factors with integer ratios, and at most ten blocks in a unit of several components.
+    factors = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2)]
+    first = factors[random.integers(0, len(factors))]
     four = random.integers(0, 5) == 0
     if four:
         sampling, adobe = [first, (1, 1), (1, 1), first], int(random.choice([0, 2]))
@@ -198,7 +198,7 @@ def png(random, width, height):
         columns, lines = max(0, -(-(width - left) // right)), max(0, -(-(height - top) // down))
         for _ in range(lines if columns else 0):
             filtered = random.integers(0, 256, -(-columns * channels * depth // 8), dtype=numpy.uint8).tobytes()
-            # Filtered indices could lie outside of the palette.
+            # Filters could move indices out of the palette.
             rows += bytes([0 if color == 3 else int(random.integers(0, 5))]) + filtered
     chunk = lambda name, content: struct.pack(">I", len(content)) + (
         name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -226,9 +226,9 @@ def webp(random, width, height):
 
 
 def tiff_of_strips(random, width, height):
-    """Without compression: both orders of bytes, planes apart or together, of 8 or 16 bits, black or white as zero.
+    """Uncompressed: either byte order, planar or interleaved, 8 or 16 bits, zero as black or white.
 
-    And the pixels that went in: of 16 bits Pillow mixes up planes, and takes white for black.
+    Also returns the original pixels: with 16 bits Pillow mixes up planes, and confuses white and black.
     """
     order = str(random.choice(["<", ">"]))
     samples = int(random.choice([1, 3]))
@@ -281,14 +281,14 @@ def tiff(random, width, height):
 
 
 def upper_bytes(image):
-    """Of grey of 16 bits, as Pillow has it of colours of 16 bits. Its own conversion makes all above 255 white."""
+    """The upper bytes of 16-bit gray, as Pillow does for 16-bit colors. Its own conversion makes values above 255 white."""
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((numpy.asarray(image).astype(numpy.uint32) >> 8).astype(numpy.uint8))
 
 
 def checksums(file, image=None):
-    """Of the pixels in colour and in grey, as Pillow reads them if they are not given."""
+    """Checksums of the pixels in color and gray, decoded by Pillow unless `image` is given."""
     image = image or upper_bytes(Image.open(io.BytesIO(file)))
     return {
         "width": image.width,
@@ -304,7 +304,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=FOLDER)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--side", type=int, default=40, help="of the largest image")
+    parser.add_argument("--side", type=int, default=40, help="largest side of an image")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for old in arguments.output.iterdir():

@@ -1,5 +1,5 @@
-"""Prints what Pillow makes of an image by each operation of RandAugment, as a line of Rust with its CRC-32: the list
-PILLOW in trainer/src/data/augment/ops.rs. Needs Pillow only."""
+"""Prints the CRC-32 of Pillow's result for each operation of RandAugment, as lines of Rust: the list PILLOW in
+trainer/src/data/augment/ops.rs. Needs only Pillow."""
 
 import zlib
 
@@ -10,7 +10,7 @@ BITS = (1 << 64) - 1
 
 
 def random_bytes(seed: int, count: int) -> bytes:
-    """Numbers of SplitMix64 in 20..199, as the test makes them."""
+    """Numbers of SplitMix64 in 20..199, as in the test."""
     values = bytearray()
     for _ in range(count):
         seed = (seed + 0x9E3779B97F4A7C15) & BITS
@@ -23,7 +23,7 @@ def random_bytes(seed: int, count: int) -> bytes:
 
 
 def solarize_add(image: Image.Image, added: int) -> Image.Image:
-    """timm's."""
+    """timm's solarize_add."""
     table = [min(255, value + added) if value < 128 else value for value in range(256)]
     return image.point(table * 3)
 

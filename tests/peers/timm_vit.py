@@ -1,7 +1,7 @@
-"""timm's Vision Transformer, and nothing else of timm.
+"""timm's Vision Transformer, without the rest of timm.
 
-`import timm` takes seconds and needs torchvision, Pillow and NumPy, for data sets and for a hundred other models. What
-is imported here needs PyTorch alone, so it runs on any machine that has it, and its files are few.
+`import timm` needs seconds, and torchvision, Pillow and NumPy for data sets and many other models. The modules imported here
+need only PyTorch, and are few files.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import torch
 
 
 class _FrozenBatchNorm2d(torch.nn.Module):
-    """timm's layers ask whether a layer is one. None of a Vision Transformer is."""
+    """For timm's isinstance checks. A Vision Transformer has no such layer."""
 
 
 def _package(name: str, path: list[str], **contents: object) -> types.ModuleType:
-    """A package whose modules can be imported, without what its own __init__.py would import."""
+    """A package whose modules can be imported without its __init__.py."""
     package = types.ModuleType(name)
     package.__path__ = path
     vars(package).update(contents)
@@ -29,10 +29,10 @@ def _package(name: str, path: list[str], **contents: object) -> types.ModuleType
 
 
 def _prepare() -> None:
-    """Makes packages that hold what the Vision Transformer's modules import from them."""
+    """Creates packages with the names that the Vision Transformer's modules import from them."""
     spec = importlib.util.find_spec("timm")
     if spec is None or spec.origin is None:
-        raise ImportError("timm is not installed: `make peers` makes a Python environment that has it")
+        raise ImportError("timm is not installed: `make peers` creates a Python environment with it")
     root = pathlib.Path(spec.origin).parent
     timm = _package("timm", [str(root)])
     timm.__version__ = importlib.import_module("timm.version").__version__
@@ -46,7 +46,7 @@ def _prepare() -> None:
 
 @contextlib.contextmanager
 def _torchvision() -> Iterator[None]:
-    """A torchvision with what timm's layers import from it. Gone at the end, so that others find the true one or none."""
+    """A torchvision stub with what timm's layers import. It is removed at the end, so that others find the real one."""
     names = ("torchvision", "torchvision.ops", "torchvision.ops.misc")
     made = [name for name in names if name not in sys.modules]
     for name in made:
@@ -65,7 +65,7 @@ with _torchvision():
 
 
 def make_model(sizes: dict) -> VisionTransformer:
-    """timm's model with sizes as the trainer's manifest names them."""
+    """timm's model, with sizes named as in the trainer's manifest."""
     pooled = sizes.get("pooling", "token") == "average"
     return VisionTransformer(
         img_size=sizes["imageSize"], patch_size=sizes["patchSize"], embed_dim=sizes["hiddenSize"],

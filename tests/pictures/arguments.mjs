@@ -1,8 +1,8 @@
-// Reads command-line options, and tells what went wrong.
+// Reads command-line options and reports errors.
 
 import { parseArgs } from 'node:util';
 
-// Values of the options of a specification for node's parseArgs; those named in `required` must be given.
+// Values of the options, which are specified as for node's parseArgs. Those in `required` must be given.
 export function readArguments(options, required) {
   const { values } = parseArgs({ options, args: joinValues(process.argv.slice(2)), strict: true });
   for (const name of required) {
@@ -13,7 +13,7 @@ export function readArguments(options, required) {
   return values;
 }
 
-// Options joined to their values, since parseArgs takes `--from=-15m` but not `--from -15m`.
+// Joins options to their values, since parseArgs accepts `--from=-15m` but not `--from -15m`.
 function joinValues(words) {
   const joined = [];
   for (let i = 0; i < words.length; i += 1) {
@@ -23,7 +23,7 @@ function joinValues(words) {
   return joined;
 }
 
-// Runs `main` and ends with its message and status 1 if it fails.
+// Runs `main`. If it fails, prints its message and exits with status 1.
 export async function run(main) {
   try {
     await main();

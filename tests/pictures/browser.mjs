@@ -1,4 +1,4 @@
-// Shows a page in Chromium without a window, and takes its picture.
+// Renders a page in headless Chromium and takes a screenshot.
 
 import { writeFile } from 'node:fs/promises';
 import puppeteer from 'puppeteer-core';
@@ -6,7 +6,7 @@ import UPNG from 'upng-js';
 
 const CHROMIUM = process.env.CHROMIUM ?? '/usr/bin/chromium';
 
-// Writes the element with the id `picture` to a PNG file, once `fill` has filled the page that it is given.
+// Fills a page with `fill`, and writes its element with the id `picture` to a PNG file.
 export async function takePicture(out, width, fill) {
   const browser = await puppeteer.launch({
     executablePath: CHROMIUM,
@@ -17,7 +17,7 @@ export async function takePicture(out, width, fill) {
     const page = await browser.newPage();
     const failure = new Promise((_, reject) => {
       page.on('pageerror', (error) => reject(new Error(`the page failed: ${error.message}`)));
-      page.on('requestfailed', (request) => reject(new Error(`the page does not get ${request.url()}`)));
+      page.on('requestfailed', (request) => reject(new Error(`the page could not load ${request.url()}`)));
     });
     await Promise.race([photograph(page, out, fill), failure]);
   } finally {

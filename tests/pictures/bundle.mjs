@@ -6,8 +6,8 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import * as esbuild from 'esbuild';
 
-// Grafana's tables are drawn with a fork of react-data-grid that is not in the registry. The published one takes a
-// context as a component, which React 19 can do; with React 18 it is the context's Provider.
+// Grafana draws tables with a fork of react-data-grid that is not in the registry. The published one uses contexts as
+// components, which needs React 19. With React 18 this has to be the context's Provider.
 const contextsOfReact18 = {
   name: 'contexts-of-react-18',
   setup(build) {

@@ -1,4 +1,4 @@
-// Asks a Prometheus everything that a dashboard asks, and saves the answers for draw.mjs.
+// Runs all queries of a dashboard on a Prometheus, and saves the answers for draw.mjs.
 
 import { readFile, writeFile } from 'node:fs/promises';
 import { readArguments, run } from './arguments.mjs';
@@ -7,7 +7,7 @@ import { queryInstant, queryRange } from './prometheus.mjs';
 import { formatDuration, parseDuration, parseTime, queryInterval } from './times.mjs';
 import { chooseVariables, substitute } from './variables.mjs';
 
-// What Grafana takes for the time between two points of an annotation that says nothing of it.
+// Grafana's default step of an annotation's query.
 const ANNOTATION_STEP = '60s';
 
 await run(async () => {
@@ -54,7 +54,7 @@ await run(async () => {
   await writeFile(options.out, `${JSON.stringify(answers)}\n`);
 });
 
-// What the Prometheus answers to one query, with the step that it was asked for.
+// The Prometheus's answer to one query, with the query's step.
 async function answer(session, target, points, place) {
   const range = session.to - session.from;
   const step = queryInterval(range, points, session.scrapeInterval);
@@ -69,7 +69,7 @@ async function answer(session, target, points, place) {
     if (target.instant) {
       return { step, result: await queryInstant(session.server, expr, session.to) };
     }
-    // Grafana asks at whole steps, so that a picture does not tremble when it is drawn again.
+    // Grafana aligns queries to whole steps, so that a redrawn picture does not change.
     const from = Math.floor(session.from / step) * step;
     const to = Math.floor(session.to / step) * step;
     return { step, from, to, result: await queryRange(session.server, expr, { from, to, step }) };

@@ -1,4 +1,4 @@
-// Draws a dashboard with the answers that collect.mjs saved, as a PNG file.
+// Draws a dashboard as a PNG file, with the answers that collect.mjs saved.
 
 import { readFile } from 'node:fs/promises';
 import { readArguments, run } from './arguments.mjs';
@@ -7,11 +7,11 @@ import { bundlePage } from './bundle.mjs';
 import { rowsOf } from './layout.mjs';
 import { marksOf } from './marks.mjs';
 
-// The page is served to the browser from here; nothing is asked of a network.
+// This process serves the page to the browser; no request reaches a network.
 const ORIGIN = 'http://pictures.invalid';
 const ICONS = new URL('node_modules/@grafana/ui/dist/public/img/icons/', import.meta.url);
 const FONTS = new URL('node_modules/@fontsource/inter/files/', import.meta.url);
-// Grafana's names of the font's files, which its package names by weight.
+// Font weights by Grafana's file names; the font's package names files by weight.
 const WEIGHTS = { 'Inter-Regular.woff2': 400, 'Inter-Medium.woff2': 500 };
 
 const PAGE = `<!doctype html>
@@ -66,7 +66,7 @@ await run(async () => {
   });
 });
 
-// Answers a request of the page: with a bundled file, an icon of Grafana's or a font.
+// Answers a request of the page with a bundled file, a Grafana icon or a font.
 async function respond(request, files) {
   const { pathname, protocol } = new URL(request.url());
   if (protocol === 'data:') {

@@ -1,4 +1,4 @@
-// Where Grafana puts a dashboard's panels: a grid of 24 columns and of rows of 30 pixels, with 8 pixels between.
+// Grafana's layout of a dashboard's panels: a grid of 24 columns and rows of 30 pixels, with gaps of 8 pixels.
 
 const COLUMNS = 24;
 const ROW_HEIGHT = 30;
@@ -10,7 +10,7 @@ export function widthOf(columns, width) {
   return Math.floor(column * columns + GAP * (columns - 1));
 }
 
-// The place in pixels of something at `position`, in a grid that is `width` pixels wide.
+// The place in pixels of a grid position, in a grid that is `width` pixels wide.
 export function placeOf(position, width) {
   return {
     left: position.x === 0 ? 0 : widthOf(position.x, width) + GAP,
@@ -20,8 +20,8 @@ export function placeOf(position, width) {
   };
 }
 
-// The dashboard's rows with their panels, moved up to one another; only those that `titles` names, if it is given:
-// titles between commas, which titles may have too.
+// The dashboard's rows with their panels, without gaps. `titles`, if given, lists the rows to keep, separated by
+// commas; titles may contain commas.
 export function rowsOf(dashboard, titles) {
   const rows = [];
   for (const panel of dashboard.panels) {

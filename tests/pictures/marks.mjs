@@ -1,6 +1,6 @@
-// Annotations of a dashboard as marks in time.
+// Converts a dashboard's annotations to marks in time.
 
-// One mark for each run of points above zero, as Grafana makes them of a query's answer.
+// One mark for each run of points above zero, as in Grafana.
 export function marksOf(dashboard, answers) {
   return dashboard.annotations.list.flatMap(({ name, iconColor }) => {
     const { step, result } = answers.annotations[name];

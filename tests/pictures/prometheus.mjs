@@ -1,4 +1,4 @@
-// Asks a Prometheus.
+// Queries a Prometheus.
 
 // Result of a query over a range of times, in milliseconds.
 export async function queryRange(server, expr, { from, to, step }) {

@@ -1,4 +1,4 @@
-// Draws what a command wrote to a terminal, as a PNG file.
+// Draws a command's terminal output as a PNG file.
 
 import { readFile } from 'node:fs/promises';
 import { AnsiUp } from 'ansi_up';
@@ -27,7 +27,7 @@ await run(async () => {
     },
     ['command', 'in', 'out'],
   );
-  // Programs end lines with a carriage return too where they write to a terminal.
+  // On a terminal, lines also end with a carriage return.
   const output = (await readFile(options.in, 'utf8')).replaceAll('\r', '').trimEnd();
   const ansi = new AnsiUp();
   ansi.use_classes = true;

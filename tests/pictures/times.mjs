@@ -1,8 +1,8 @@
-// Times and steps as Grafana reckons them, in milliseconds.
+// Times and steps in milliseconds, computed as in Grafana.
 
 const UNITS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-// Grafana's roundInterval: an interval below the limit becomes the rounded one next to it.
+// Grafana's roundInterval, as pairs: an interval below the limit is rounded to the second value.
 const ROUNDED = [
   [10, 1], [15, 10], [35, 20], [75, 50], [150, 100], [350, 200], [750, 500], [1_500, 1_000], [3_500, 2_000],
   [7_500, 5_000], [12_500, 10_000], [17_500, 15_000], [25_000, 20_000], [45_000, 30_000], [90_000, 60_000],
@@ -42,7 +42,7 @@ export function queryInterval(range, points, scrapeInterval) {
   return Math.max(rounded, scrapeInterval);
 }
 
-// What PromQL takes as a duration.
+// A duration in PromQL.
 export function formatDuration(milliseconds) {
   return milliseconds % 1_000 === 0 ? `${milliseconds / 1_000}s` : `${milliseconds}ms`;
 }

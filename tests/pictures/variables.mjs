@@ -1,6 +1,6 @@
-// Variables of a dashboard: what they are set to, and their places in queries and texts.
+// Variables of a dashboard: chooses their values, and substitutes them in queries and texts.
 
-// Values by name: those given as name=value, and All where a variable is given none and is set to All.
+// Values by name, given as name=value. A variable without a value must default to All.
 export function chooseVariables(dashboard, given) {
   const chosen = Object.fromEntries(
     given.map((text) => {
@@ -33,7 +33,7 @@ export function substitute(text, values) {
   return text.replace(/\$(?:(\w+)|\{(\w+)(?::\w+)?\})/g, (whole, plain, braced) => {
     const value = values[plain ?? braced];
     if (value === undefined) {
-      throw new Error(`nothing is known of the variable ${whole} in ${text}`);
+      throw new Error(`unknown variable ${whole} in ${text}`);
     }
     return value;
   });

@@ -1,4 +1,4 @@
-//! What chosen accounts ask the API server for, by its own audit log.
+//! The requests of accounts to the API server, from its audit log.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use crate::rights::{Account, Decision, Request, Right};
 use crate::state::State;
 
-/// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
+/// Size at which a log is rotated, in megabytes. A run of all tests fills only part of one.
 const LOG_MEGABYTES: u32 = 512;
-/// Why an admission plugin refuses with 403, but not for want of a right: a namespace that is being deleted takes nothing new,
-/// a server that has just started does not know all custom resources yet, and a quota is used up, or not counted yet.
+/// Reasons of a 403 by an admission plugin that are not about rights: a namespace is being deleted,
+/// the server does not know all custom resources yet, or a quota is used up or not calculated yet.
 const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
     "because it is being terminated",
     "because cannot find RESTMapping",
@@ -20,8 +20,8 @@ const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
     "status unknown for quota: ",
 ];
 
-/// Writes the policy by which requests of these users are logged, without what is in them, and returns the API server's flags
-/// for it.
+/// Writes the policy that logs requests of these users without their bodies, and returns the API
+/// server's flags for it.
 pub(crate) fn flags(state: &State, users: &[String]) -> Result<Vec<(&'static str, String)>> {
     let policy = json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -41,7 +41,7 @@ pub(crate) fn flags(state: &State, users: &[String]) -> Result<Vec<(&'static str
     ])
 }
 
-/// On disk: it grows for as long as the cluster runs.
+/// On disk, because it grows as long as the cluster runs.
 fn log_file(state: &State) -> PathBuf {
     state.record().data.join("audit.log")
 }
@@ -54,7 +54,7 @@ pub(crate) fn requests(state: &State, account: Account<'_>) -> Result<Vec<Reques
 }
 
 fn parse(log: &str, user: &str) -> Result<Vec<Request>> {
-    // A line that is being written has no end yet.
+    // The last line may be incomplete.
     let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
     let mut requests = Vec::new();
     for line in complete.lines() {
@@ -75,7 +75,7 @@ fn request(event: &Value) -> Result<Request> {
     let right = || Right::new(text("/objectRef/apiGroup"), &resource, text("/verb"));
     let message = text("/responseStatus/message");
     let by_authorizer = event["annotations"]["authorization.k8s.io/decision"] == "forbid";
-    // Admission plugins, too, ask for rights.
+    // Admission plugins also check rights.
     let is_of_rights = !NOT_FOR_WANT_OF_A_RIGHT
         .iter()
         .any(|reason| message.contains(reason));

@@ -1,5 +1,4 @@
-//! The cluster's programs, and those that are measured beside the operator, built from pinned Go modules and cached by
-//! what they are built from.
+//! Builds the cluster's programs and the operator's peers from pinned Go modules, with a cache.
 
 use std::path::PathBuf;
 
@@ -10,13 +9,13 @@ use crate::cache::{self, Key};
 use crate::command::{command, run, run_logged};
 use crate::progress::step;
 
-/// The oldest Go that the pinned modules accept.
+/// The oldest supported Go.
 const GO: (u32, u32) = (1, 26);
 
-/// A pinned Go module of `tests/binaries`, and the programs that are built with it.
+/// A pinned Go module of `tests/binaries`, and its programs.
 #[derive(Clone, Copy, Debug)]
 struct Module {
-    /// `go.mod`, `go.sum`, and the sources of programs of our own: path and content.
+    /// `go.mod`, `go.sum`, and our own sources: path and content.
     files: &'static [(&'static str, &'static str)],
     /// Program name and Go package.
     programs: &'static [(&'static str, &'static str)],
@@ -38,8 +37,7 @@ macro_rules! module {
     };
 }
 
-/// All that a cluster runs, in one module: what its programs have in common, Kubernetes' client above all, is then of one
-/// version and compiled once.
+/// A cluster's programs in one module, so that common dependencies compile once.
 const CLUSTER: Module = module!(
     "cluster",
     ["coredns/main.go", "etcd/main.go"],
@@ -65,7 +63,7 @@ const CLUSTER: Module = module!(
     ]
 );
 
-/// What enforces NetworkPolicies. Its own module: Cyclonus goes with older versions of what others use.
+/// Enforces NetworkPolicies. A separate module: Cyclonus needs older dependencies.
 const NETWORK_POLICY: Module = module!("network-policy", ["main.go"], [("network-policy", ".")]);
 
 /// The API servers of older versions of Kubernetes.
@@ -88,10 +86,10 @@ const API_SERVERS: [(&str, Module); 2] = [
     ),
 ];
 
-/// Kubelets that are played, for measurements.
+/// Simulates kubelets, for measurements.
 const KWOK: Module = module!("kwok", [], [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]);
 
-/// A peer that the operator is measured beside.
+/// A peer that the operator is compared with.
 const TRAINING_OPERATOR: Module = module!(
     "training-operator",
     [],
@@ -101,32 +99,34 @@ const TRAINING_OPERATOR: Module = module!(
     )]
 );
 
-/// What writes the chart's README from its values.
-const HELM_DOCS: Module = module!(
-    "helm-docs",
+/// Programs that read files of this tree: helm-docs writes the chart's README, actionlint checks GitHub's workflows.
+const LINTERS: Module = module!(
+    "linters",
     [],
-    [("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs")]
+    [
+        ("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs"),
+        ("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
+    ]
 );
 
-/// What shares quota among jobs, where they ask for it. Compiled with what Kubernetes has left in Go's cache, it takes seconds.
+/// Shares quota among jobs. Kubernetes' packages in Go's build cache make it compile in seconds.
 const KUEUE: Module = Module {
     programs: &[("kueue", "sigs.k8s.io/kueue/cmd/kueue")],
     ..CLUSTER
 };
 
-/// Of the Prometheus operator only the definitions of its resources are needed.
+/// Only the Prometheus operator's CRDs are used.
 const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", [], []);
 
 /// The folders of built programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
-    /// A program is the first of its name.
+    /// The first folder with a program wins.
     folders: Vec<PathBuf>,
 }
 
 impl Binaries {
-    /// The cluster's programs. Builds what is not in the cache: cold this takes about six minutes on two cores; else
-    /// nothing.
+    /// The cluster's programs, built if they are not cached: about six minutes on two cores.
     pub fn build() -> Result<Self> {
         let mut folders = CLUSTER.build()?.folders;
         folders.extend(NETWORK_POLICY.build()?.folders);
@@ -160,9 +160,9 @@ impl Binaries {
         KUEUE.build()
     }
 
-    /// The program `helm-docs`.
-    pub fn build_helm_docs() -> Result<Self> {
-        HELM_DOCS.build()
+    /// The programs `helm-docs` and `actionlint`.
+    pub fn build_linters() -> Result<Self> {
+        LINTERS.build()
     }
 
     /// One program's path.
@@ -181,7 +181,7 @@ impl Binaries {
         folders.join(":")
     }
 
-    /// A `PATH` with these programs first and the system's folders for administrators in it.
+    /// A `PATH` with these programs first, and with the sbin folders.
     pub fn search_path(&self) -> String {
         format!(
             "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -191,7 +191,7 @@ impl Binaries {
 }
 
 impl Module {
-    /// Without debug information, and with the version that Kubernetes' programs report.
+    /// Omits debug information, and sets the version that Kubernetes' programs report.
     fn linker_flags(&self) -> Result<String> {
         let mut flags = "-s -w".to_owned();
         if let Some(version) = self.kubernetes() {
@@ -227,7 +227,7 @@ impl Module {
         Ok(key.finish())
     }
 
-    /// A folder in which Go finds what is pinned.
+    /// A temporary folder with the module's files.
     fn pins(&self) -> Result<tempfile::TempDir> {
         let folder = tempfile::tempdir()?;
         for (path, content) in self.files {
@@ -238,7 +238,7 @@ impl Module {
         Ok(folder)
     }
 
-    /// The folder of a pinned module's source, downloaded if it is not there.
+    /// The folder of a pinned module's source, downloaded if necessary.
     fn source_of(&self, path: &str) -> Result<PathBuf> {
         let pins = self.pins()?;
         let mut download = command("go", ["mod", "download", "-json"]);
@@ -246,11 +246,11 @@ impl Module {
         let answer: serde_json::Value = serde_json::from_str(&run(&mut download)?)?;
         let folder = answer["Dir"]
             .as_str()
-            .with_context(|| format!("Go tells no folder of the source: {answer}"))?;
+            .with_context(|| format!("Go reports no folder of the source: {answer}"))?;
         Ok(folder.into())
     }
 
-    /// This module's programs, built if they are not in the cache.
+    /// This module's programs, built if they are not cached.
     fn build(&self) -> Result<Binaries> {
         let go = go_version()?;
         let root = cache::directory()?.join("bin");
@@ -277,7 +277,7 @@ impl Module {
                 log.display()
             ),
             || {
-                // `-s -w` leaves debug information out of the programs; that it is not made at all saves an eighth.
+                // `-s -w` only strips debug information; not generating it saves 1/8 of the time.
                 let flags = [
                     "-mod=readonly",
                     "-trimpath",
@@ -296,7 +296,7 @@ impl Module {
                     .env_remove("GOARCH");
                 match self.programs {
                     [(program, package)] => build.arg("-o").arg(staging.path().join(program)).arg(package),
-                    // All at once, so that linking one overlaps compiling the next; Go names each after its folder.
+                    // One command overlaps linking and compiling; Go uses the folder's name.
                     many => build
                         .arg("-o")
                         .arg(staging.path())
@@ -306,7 +306,7 @@ impl Module {
                 for program in &names {
                     ensure!(
                         staging.path().join(program).is_file(),
-                        "Go built no program called {program}"
+                        "Go did not build the program {program}"
                     );
                 }
                 Ok(())
@@ -317,22 +317,22 @@ impl Module {
     }
 }
 
-/// The source of the pinned training-operator, which holds the definitions of its resources.
+/// The source of the pinned training-operator, with its CRDs.
 pub fn training_operator_source() -> Result<PathBuf> {
     TRAINING_OPERATOR.source_of("github.com/kubeflow/training-operator")
 }
 
-/// The source of the pinned Kueue, which holds its chart.
+/// The source of the pinned Kueue, with its chart.
 pub fn kueue_source() -> Result<PathBuf> {
     KUEUE.source_of("sigs.k8s.io/kueue")
 }
 
-/// The source of the pinned Prometheus operator, which holds the definitions of its resources.
+/// The source of the pinned Prometheus operator, with its CRDs.
 pub fn prometheus_operator_source() -> Result<PathBuf> {
     PROMETHEUS_OPERATOR.source_of("github.com/prometheus-operator/prometheus-operator")
 }
 
-/// The output of `go version`, refused if there is no Go or it is too old.
+/// The output of `go version`; an error if Go is missing or too old.
 fn go_version() -> Result<String> {
     let (major, minor) = GO;
     let Ok(text) = run(&mut command("go", ["version"])) else {
@@ -360,7 +360,7 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{API_SERVERS, CLUSTER, HELM_DOCS, KUEUE, KWOK, TRAINING_OPERATOR, parse_go_version};
+    use super::{API_SERVERS, CLUSTER, KUEUE, KWOK, LINTERS, TRAINING_OPERATOR, parse_go_version};
 
     #[test]
     fn a_go_version_is_read() {
@@ -377,21 +377,21 @@ mod tests {
         for (minor, module) in API_SERVERS.iter().chain([&("1.36", CLUSTER)]) {
             let pinned = module.kubernetes().unwrap();
             assert!(pinned.starts_with(&format!("v{minor}.")), "{minor}: {pinned}");
-            let told = format!(" -X k8s.io/component-base/version.gitVersion={pinned} ");
-            assert!(module.linker_flags().unwrap().contains(&told), "{told}");
+            let flag = format!(" -X k8s.io/component-base/version.gitVersion={pinned} ");
+            assert!(module.linker_flags().unwrap().contains(&flag), "{flag}");
         }
         assert_eq!(KWOK.linker_flags().unwrap(), "-s -w");
     }
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        let modules = [CLUSTER, KWOK, TRAINING_OPERATOR, KUEUE, HELM_DOCS];
+        let modules = [CLUSTER, KWOK, TRAINING_OPERATOR, KUEUE, LINTERS];
         for module in modules.iter().chain(API_SERVERS.iter().map(|(_, module)| module)) {
             let mut files = module.files.iter();
             let (_, go_mod) = files.find(|(path, _)| *path == "go.mod").unwrap();
             let packages = module.programs.iter().map(|(_, package)| package);
             for package in packages.filter(|package| !package.starts_with('.')) {
-                assert!(go_mod.contains(package), "{package} is no tool of its module");
+                assert!(go_mod.contains(package), "{package} is not a tool of its module");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The project's cache folder, and how a result gets into it: built beside, then renamed.
+//! The project's cache folder. Results are built in a temporary folder, then renamed.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub fn directory() -> Result<PathBuf> {
     fs::canonicalize(&path).context("the cache folder")
 }
 
-/// An exclusive lock on `path`, held until dropped. Waits for another process that holds it.
+/// An exclusive lock on `path`, held until dropped. Waits while another process holds it.
 pub fn lock(path: &Path) -> Result<fs::File> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -42,17 +42,17 @@ pub fn lock(path: &Path) -> Result<fs::File> {
     Ok(file)
 }
 
-/// Collects what a cached result was made from; equal inputs give equal keys.
+/// Hashes the inputs of a cached result; equal inputs have equal keys.
 #[derive(Clone, Default, Debug)]
 pub struct Key(Sha256);
 
 impl Key {
-    /// A key of nothing yet.
+    /// A key without parts.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one named part. Lengths are hashed too, so parts cannot run into each other.
+    /// Adds a named part. Lengths are hashed too, so that parts stay separate.
     #[must_use]
     pub fn part(mut self, name: &str, value: &[u8]) -> Self {
         for bytes in [name.as_bytes(), value] {

@@ -1,4 +1,4 @@
-//! A cluster's cgroups: one root a node under `/vit-CLUSTER`, on cgroup v1 hierarchies or the v2 tree.
+//! A cluster's cgroups: a root per node under `/vit-CLUSTER`, in the v1 hierarchies or the v2 tree.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ static PROBES: AtomicU32 = AtomicU32::new(0);
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The cgroup path of a node, as the kubelet's `cgroupRoot` wants it.
+/// The cgroup path of a node, for the kubelet's `cgroupRoot`.
 pub fn node_root(cluster: &ClusterName, node: &str) -> String {
     format!("{}/{node}", cluster_root(cluster))
 }
@@ -21,7 +21,7 @@ fn cluster_root(cluster: &ClusterName) -> String {
     format!("/vit-{cluster}")
 }
 
-/// The folders under which cgroups are made: the one v2 tree, or one hierarchy a v1 controller.
+/// The root folders of cgroups: the v2 tree, or a hierarchy per v1 controller.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     if is_v2() {
         return Ok(vec![PathBuf::from(MOUNT)]);
@@ -29,7 +29,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(MOUNT)? {
         let path = entry?.path();
-        // Links such as cpu,cpuacct -> cpu would be visited twice.
+        // Skip links, such as cpu,cpuacct -> cpu.
         if fs::symlink_metadata(&path)?.is_dir() && path.join("cgroup.procs").exists() {
             found.push(path);
         }
@@ -41,7 +41,7 @@ fn is_v2() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
 }
 
-/// Makes a node's cgroup in every hierarchy, ready for a kubelet.
+/// Creates a node's cgroup in every hierarchy, for a kubelet.
 pub fn create(cluster: &ClusterName, node: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let mut folder = hierarchy;
@@ -51,8 +51,8 @@ pub fn create(cluster: &ClusterName, node: &str) -> Result<()> {
             }
             let parent = folder.clone();
             folder = folder.join(part);
-            fs::create_dir_all(&folder).context("cannot make a cgroup")?;
-            // On v1 a cpuset starts empty, and nothing can run in an empty one.
+            fs::create_dir_all(&folder).context("cannot create a cgroup")?;
+            // On v1 a cpuset starts empty, and no process can run in an empty one.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 if !is_v2() && folder.join(file).exists() {
                     fs::write(folder.join(file), fs::read(parent.join(file))?)?;
@@ -67,7 +67,7 @@ fn delegate_controllers(folder: &Path) -> Result<()> {
     for controller in fs::read_to_string(folder.join("cgroup.controllers"))?.split_whitespace() {
         fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}")).with_context(|| {
             format!(
-                "cannot hand the {controller} controller to cgroups below {}",
+                "cannot delegate the {controller} controller to cgroups below {}",
                 folder.display()
             )
         })?;
@@ -75,7 +75,7 @@ fn delegate_controllers(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether cgroups can be made here: a probe cgroup is made and removed in every hierarchy.
+/// Checks that cgroups can be created, by a probe in every hierarchy.
 pub fn check() -> Result<()> {
     let found = hierarchies().context("no cgroups at /sys/fs/cgroup")?;
     anyhow::ensure!(!found.is_empty(), "no cgroup hierarchy is mounted below {MOUNT}");
@@ -89,7 +89,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// All cgroup folders of a cluster or, with `node`, of one of its nodes; the deepest first.
+/// All cgroup folders of a cluster or, with `node`, of one of its nodes, deepest first.
 fn folders(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<PathBuf>> {
     let root = node.map_or_else(|| cluster_root(cluster), |node| node_root(cluster, node));
     let mut found = Vec::new();
@@ -100,7 +100,7 @@ fn folders(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<PathBuf>> {
 }
 
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
-    // A cgroup may vanish while it is walked: what cannot be read any more is not there any more.
+    // A cgroup may disappear during the walk.
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -123,7 +123,7 @@ pub fn processes(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<i32>> 
     Ok(found)
 }
 
-/// Lets the cgroup of a process, and with it all others in there, use so much of a CPU; `None` takes the limit away.
+/// Limits the cgroup of a process to a share of one CPU; `None` removes the limit.
 pub fn limit_cpu(process: i32, share: Option<f64>) -> Result<()> {
     const PERIOD_MICROSECONDS: f64 = 100_000.0;
     let quota = share.map(|share| (share * PERIOD_MICROSECONDS) as u64);
@@ -136,14 +136,14 @@ pub fn limit_cpu(process: i32, share: Option<f64>) -> Result<()> {
         ("cpu.cfs_quota_us", quota)
     };
     let (hierarchy, path) = cpu_membership(&memberships)
-        .with_context(|| format!("process {process} is in no cgroup that limits cpu: {memberships}"))?;
+        .with_context(|| format!("process {process} has no cgroup with the cpu controller: {memberships}"))?;
     let folder = Path::new(MOUNT)
         .join(hierarchy)
         .join(path.trim_start_matches('/'));
     Ok(fs::write(folder.join(file), text)?)
 }
 
-/// From `/proc/PID/cgroup`: the folder of the hierarchy that limits cpu, and the cgroup in it.
+/// From `/proc/PID/cgroup`: the hierarchy with the cpu controller, and the cgroup in it.
 fn cpu_membership(memberships: &str) -> Option<(&str, &str)> {
     let parts = |line| {
         let mut parts = str::splitn(line, 3, ':').skip(1);
@@ -155,7 +155,7 @@ fn cpu_membership(memberships: &str) -> Option<(&str, &str)> {
         .or_else(|| lines().find(|(controllers, _)| controllers.is_empty()))
 }
 
-/// Removes all cgroups of a cluster, which hold no process any more.
+/// Removes all cgroups of a cluster, which must be empty.
 pub fn remove(cluster: &ClusterName) -> Result<()> {
     for folder in folders(cluster, None)? {
         fs::remove_dir(folder)?;
@@ -163,7 +163,7 @@ pub fn remove(cluster: &ClusterName) -> Result<()> {
     Ok(())
 }
 
-/// The cgroups of a cluster that exist, in words.
+/// Descriptions of a cluster's existing cgroups.
 pub fn leftovers(cluster: &ClusterName) -> Result<Vec<String>> {
     Ok(folders(cluster, None)?
         .into_iter()

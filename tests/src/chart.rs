@@ -1,4 +1,4 @@
-//! The shipped chart: what it makes of values, and its README.
+//! Renders the shipped chart and its README.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub fn folder() -> PathBuf {
     root().join("charts/vit-operator")
 }
 
-/// Renders a release of the chart. `values` are `path=value` pairs as `helm --set` takes them.
+/// Renders a release of the chart. `values` are `path=value` pairs for `helm --set`.
 pub fn template(helm: &Binaries, release: &str, namespace: &str, values: &[&str]) -> Result<String> {
     let mut template = command(helm.path("helm"), ["template", release]);
     template
@@ -32,11 +32,11 @@ pub fn manifests(text: &str) -> Result<Vec<Value>> {
     Ok(all.into_iter().filter(|manifest| !manifest.is_null()).collect())
 }
 
-/// The README as it should be, made from the values' comments.
+/// The README, generated from the values' comments.
 pub fn readme() -> Result<String> {
     let chart = folder();
     let mut helm_docs = command(
-        Binaries::build_helm_docs()?.path("helm-docs"),
+        Binaries::build_linters()?.path("helm-docs"),
         [
             "--dry-run",
             "--sort-values-order=file",

@@ -1,4 +1,4 @@
-//! A cluster as its users see it: up, attach, down, and what tests do to it between.
+//! A cluster: starting, attaching, removing, and the operations that tests need.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::{
     audit, cgroup, command, control_plane, dump, image, network, node, packages, process, prometheus,
 };
 
-/// A running cluster. Dropping it does nothing: a cluster runs until [`down`](Cluster::down).
+/// A running cluster. It outlives this value: only [`down`](Cluster::down) removes it.
 pub struct Cluster {
     state: State,
     binaries: Binaries,
@@ -38,10 +38,13 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Brings a cluster up and waits until its nodes are Ready, labelled and advertise their GPUs.
+    /// Starts a cluster and waits until its nodes are Ready, labeled, and advertise their GPUs.
     ///
-    /// What a crashed or half-started cluster of this name has left is removed first; a healthy one is an
-    /// error. After a failure the parts stay as they are, for their logs; the next `up` or `down` removes them.
+    /// Removes the remains of an unhealthy cluster of this name first.
+    ///
+    /// # Errors
+    /// A healthy cluster of this name exists, or a part did not start. The parts then stay for
+    /// their logs, until the next `up` or `down`.
     pub async fn up(config: ClusterConfig) -> Result<Self> {
         config.validate()?;
         packages::check_machine()?;
@@ -53,11 +56,11 @@ impl Cluster {
         if let Some(state) = State::load(&config.name)? {
             ensure!(
                 !is_healthy(&state),
-                "cluster {name} runs already; `vit-cluster down --name {name}` ends it",
+                "cluster {name} is already running; remove it with `vit-cluster down --name {name}`",
                 name = config.name
             );
             say(format_args!(
-                "removing what is left of an earlier cluster {}",
+                "removing the remains of an earlier cluster {}",
                 config.name
             ));
         }
@@ -76,10 +79,10 @@ impl Cluster {
         let mut state = State::allocate(&config)?;
         let client = start(&state, &binaries, &config, &archives)
             .await
-            .with_context(|| format!("cluster {} does not come up", config.name))?;
+            .with_context(|| format!("cluster {} failed to start", config.name))?;
         state.set_complete()?;
         say(format_args!(
-            "cluster {} is up in {:.1} s: {} nodes, kubeconfig {}",
+            "cluster {} started in {:.1} s: {} nodes, kubeconfig {}",
             config.name,
             started.elapsed().as_secs_f64(),
             config.nodes.len(),
@@ -99,7 +102,7 @@ impl Cluster {
         };
         ensure!(
             is_healthy(&state),
-            "cluster {name} is not whole: {}",
+            "cluster {name} is unhealthy, not running: {}",
             ended(&state).join(", ")
         );
         let client = control_plane::client(&state).await?;
@@ -110,7 +113,7 @@ impl Cluster {
         })
     }
 
-    /// Ends the cluster and removes all that belongs to it.
+    /// Stops the cluster and removes everything that belongs to it.
     pub fn down(self) -> Result<()> {
         down(self.state.name())
     }
@@ -130,32 +133,31 @@ impl Cluster {
         &self.binaries
     }
 
-    /// A client with the administrator's rights. It belongs to the async runtime it was made in.
+    /// A client with the administrator's rights, bound to the async runtime that created it.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// A kubeconfig with the administrator's rights, good on the host.
+    /// The administrator's kubeconfig, valid on the host.
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.kubeconfig()
     }
 
-    /// Prometheus's URL, good on the host.
+    /// Prometheus' URL, valid on the host.
     pub fn prometheus_url(&self) -> Result<String> {
         ensure!(
             self.state.record().prometheus,
-            "cluster {} was brought up without Prometheus",
+            "cluster {} has no Prometheus",
             self.name()
         );
         Ok(self.state.addresses().prometheus_url())
     }
 
-    /// What an account has asked the API server for, if the cluster was brought up with it
-    /// [`audited`](ClusterConfig::audited).
+    /// An account's requests to the API server, if it is [`audited`](ClusterConfig::audited).
     pub fn requests(&self, account: Account<'_>) -> Result<Vec<Request>> {
         ensure!(
             self.state.record().audited.contains(&account.user()),
-            "cluster {} was brought up without an audit of {}",
+            "cluster {} does not audit {}",
             self.name(),
             account.user()
         );
@@ -167,33 +169,33 @@ impl Cluster {
         prometheus::query(&self.prometheus_url()?, expression)
     }
 
-    /// Has the cluster's Prometheus evaluate these rules in place of all others.
+    /// Replaces the rules of the cluster's Prometheus.
     pub fn load_rules(&self, rules: &str) -> Result<()> {
         prometheus::load_rules(&self.state, rules)
     }
 
-    /// `kubectl` with the cluster's kubeconfig, to which arguments are added.
+    /// `kubectl` with the cluster's kubeconfig, without arguments yet.
     pub fn kubectl(&self) -> Command {
         program(&self.state, &self.binaries, "kubectl")
     }
 
-    /// The address of this machine for pods.
+    /// This machine's address as seen from pods.
     pub fn host_address(&self) -> std::net::Ipv4Addr {
         self.state.addresses().host()
     }
 
-    /// Runs `kubectl`; its standard output.
+    /// Runs `kubectl` and returns its standard output.
     pub fn kubectl_output(&self, arguments: &[&str]) -> Result<String> {
         command::run(self.kubectl().args(arguments))
     }
 
-    /// `helm` with the cluster's kubeconfig, to which arguments are added.
+    /// `helm` with the cluster's kubeconfig, without arguments yet.
     pub fn helm(&self) -> Command {
         program(&self.state, &self.binaries, "helm")
     }
 
-    /// Installs a chart, or upgrades the release. `values` are `path=value` pairs as `helm --set` takes them, `flags` such as
-    /// `--wait`.
+    /// Installs a chart, or upgrades the release. `values` are `path=value` pairs for `helm --set`;
+    /// `flags` are others, such as `--wait`.
     pub fn helm_upgrade(
         &self,
         release: &str,
@@ -250,24 +252,24 @@ impl Cluster {
         })
     }
 
-    /// Kills a node as a power cut does: kubelet, containerd and all its pods' processes, at once.
+    /// Kills a node like a power cut: kubelet, containerd and all its pods' processes.
     pub fn kill_node(&self, node: &str) -> Result<()> {
         node::kill(&self.state, node)
     }
 
-    /// Kills a node's kubelet; its pods go on.
+    /// Kills a node's kubelet; its pods keep running.
     pub fn kill_kubelet(&self, node: &str) -> Result<()> {
         process::end(&self.state, &Part::Kubelet.component(node), Signal::KILL)
     }
 
-    /// Kills a node's containerd; its pods go on.
+    /// Kills a node's containerd; its pods keep running.
     pub fn kill_containerd(&self, node: &str) -> Result<()> {
         process::end(&self.state, &Part::Containerd.component(node), Signal::KILL)
     }
 
-    /// Starts what of a node does not run, and waits until it is Ready with its GPUs.
+    /// Starts the stopped parts of a node, and waits until it is Ready with its GPUs.
     ///
-    /// A node whose kubelet was killed a moment ago still counts as Ready.
+    /// A node whose kubelet was just killed still counts as Ready.
     pub async fn start_node(&self, node: &str) -> Result<()> {
         let position = self.state.position(node)?;
         node::start(&self.state, &self.binaries, node)?;
@@ -278,25 +280,25 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills a component of the control plane and starts it again; waits until the API server is ready.
+    /// Kills a component of the control plane, restarts it, and waits for the API server.
     pub async fn restart_control_plane(&self, component: &str) -> Result<()> {
         self.restart_with_flags(component, &[]).await
     }
 
-    /// The same, with flags beside its usual ones or in their place. Also starts a component that a cluster without
-    /// nodes does not have by itself, such as the scheduler.
+    /// The same, with flags that extend or override its usual ones. Also starts components that a
+    /// cluster without nodes lacks, such as the scheduler.
     pub async fn restart_with_flags(&self, component: &str, flags: &[String]) -> Result<()> {
         process::end(&self.state, component, Signal::KILL)?;
         control_plane::start_component(&self.state, &self.binaries, component, flags)?;
         control_plane::await_ready(&self.state, &self.client).await
     }
 
-    /// Stops a component where it is; it goes on when what is returned is dropped.
+    /// Pauses a component until the returned value is dropped.
     pub fn pause(&self, component: &str) -> Result<process::Paused> {
         process::pause(&self.state, component)
     }
 
-    /// Sets labels of a node; a value of none removes the label.
+    /// Sets labels of a node; `None` removes a label.
     pub async fn set_labels<'a>(
         &self,
         node: &str,
@@ -305,26 +307,26 @@ impl Cluster {
         node::set_labels(&self.client, node, labels).await
     }
 
-    /// Makes a node advertise this many GPUs, until it is started again.
+    /// Makes a node advertise this many GPUs, until it restarts.
     pub async fn set_gpus(&self, node: &str, gpus: &Gpus) -> Result<()> {
         node::set_gpus(&self.client, node, gpus).await
     }
 
-    /// What a person wants to see after a failure: objects, events, pods' logs, the ends of components' logs.
+    /// Debugging output: objects, events, pods' logs, and the tails of components' logs.
     pub fn dump(&self) -> String {
         dump::dump(&self.state, &self.binaries, &components(&self.state))
     }
 }
 
-/// Ends the cluster of this name, whole or not, and removes all that belongs to it. Without one, does nothing.
+/// Stops the cluster of this name, if any, and removes everything that belongs to it.
 pub fn down(name: &ClusterName) -> Result<()> {
     packages::check_machine()?;
-    step(format_args!("taking cluster {name} down"), || remove(name))
+    step(format_args!("removing cluster {name}"), || remove(name))
 }
 
-/// What of the cluster of this name exists on this machine, in words: empty after [`down`].
+/// Descriptions of everything on this machine that belongs to a cluster; empty after [`down`].
 ///
-/// Found without the cluster's record, so that it also tells what a wrong teardown has forgotten.
+/// The search does not use the cluster's record, so it also finds leftovers of a wrong teardown.
 pub fn leftovers(name: &ClusterName) -> Result<Vec<String>> {
     let mut left = cgroup::leftovers(name)?;
     let folder = State::directory_of(name);
@@ -352,7 +354,7 @@ pub fn leftovers(name: &ClusterName) -> Result<Vec<String>> {
             .filter(|at| Path::new(at).starts_with(&folder))
             .map(|at| format!("mount {at}")),
     );
-    // An interface does not tell its cluster: it is left over if it belongs to no other.
+    // An interface has only an index: it is a leftover if no other cluster has this index.
     let others: Vec<u8> = State::all()?
         .iter()
         .filter(|state| state.name() != name)
@@ -367,7 +369,7 @@ pub fn leftovers(name: &ClusterName) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// The components of a cluster that should run and do not.
+/// The components of a cluster that should be running but are not.
 pub fn ended(state: &State) -> Vec<String> {
     components(state)
         .into_iter()
@@ -375,7 +377,7 @@ pub fn ended(state: &State) -> Vec<String> {
         .collect()
 }
 
-/// Every component of a cluster, its nodes' parts among them.
+/// Every component of a cluster, including its nodes' parts.
 pub fn components(state: &State) -> Vec<String> {
     let nodes = &state.record().nodes;
     let parts = nodes
@@ -406,13 +408,13 @@ async fn start(
     } else {
         Some(Store::prepare(binaries, archives)?)
     };
-    // The nodes' runtimes come up while the API server does.
+    // The nodes' runtimes start in parallel with the API server.
     let runtimes = tokio::task::spawn_blocking({
         let (state, binaries) = (state.clone(), binaries.clone());
         move || start_runtimes(&state, &binaries, images.as_ref())
     });
     let client = control_plane::start(state, binaries).await;
-    // Awaited before either error is returned, so that nothing starts behind a failed `up`.
+    // Wait for both before returning an error, so that nothing starts after a failed `up`.
     let runtimes = runtimes.await?;
     let client = client?;
     runtimes?;
@@ -447,13 +449,13 @@ fn start_runtimes(state: &State, binaries: &Binaries, images: Option<&Store>) ->
     Ok(())
 }
 
-/// Ends and removes whatever exists of a cluster. Each part is found by itself, so any part may be missing.
+/// Stops and removes everything that exists of a cluster. Any part may be missing.
 fn remove(name: &ClusterName) -> Result<()> {
     let state = State::load(name)?;
     let namespace = Namespace::of(name);
     if let Some(state) = &state {
         for node in &state.record().nodes {
-            // Not politely: nothing of the cluster is kept. Kubelet and runtime first, so that nothing comes back.
+            // Kubelet and runtime first, so that they restart nothing.
             for part in [Part::Kubelet, Part::Containerd] {
                 process::end(state, &part.component(&node.name), Signal::KILL)?;
             }
@@ -473,7 +475,7 @@ fn remove(name: &ClusterName) -> Result<()> {
 fn program(state: &State, binaries: &Binaries, name: &str) -> Command {
     let mut program = command::command::<&str>(binaries.path(name), []);
     program.env("KUBECONFIG", state.kubeconfig());
-    // Addresses are used again by later clusters, whose resources kubectl must not take from this one's cache.
+    // Later clusters reuse the addresses: kubectl must not mix up their caches.
     program.env("KUBECACHEDIR", state.directory().join("kubectl-cache"));
     program
 }

@@ -1,4 +1,4 @@
-//! Running a program to its end, with an error that shows what it said.
+//! Runs programs; errors include their output.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Lines of a program's output that an error carries.
+/// Lines of a program's output in an error.
 const TAIL_LINES: usize = 30;
 
 /// A command from a program and its arguments.
@@ -19,7 +19,7 @@ pub fn command<S: AsRef<OsStr>>(
     command
 }
 
-/// Runs to the end; standard output as text. A failure's error has the tail of both outputs.
+/// Runs a command and returns its standard output. The error has the tail of both outputs.
 pub fn run(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let output = command
@@ -29,15 +29,15 @@ pub fn run(command: &mut Command) -> Result<String> {
     if output.status.success() {
         return Ok(stdout);
     }
-    let said = format!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    let both = format!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
     bail!(
         "`{line}` failed ({}):\n{}",
         output.status,
-        tail(&said, TAIL_LINES)
+        tail(&both, TAIL_LINES)
     );
 }
 
-/// Runs to the end with both outputs in `log`, appended. A failure's error has the tail of the log.
+/// Runs a command, appending both outputs to `log`. The error has the tail of the log.
 pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let line = describe(command);
     let file = fs_err::OpenOptions::new()
@@ -61,7 +61,7 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     );
 }
 
-/// Whether a program of this name is on the `PATH` or in the system's folders for administrators.
+/// Whether a program of this name is on the `PATH` or in the sbin folders.
 pub fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -75,7 +75,7 @@ pub fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// The last `lines` lines of a file, or why it cannot be read.
+/// The last `lines` lines of a file, or the error.
 pub fn tail_of_file(path: &Path, lines: usize) -> String {
     match fs_err::read(path) {
         Ok(bytes) => tail(&String::from_utf8_lossy(&bytes), lines),

@@ -1,4 +1,4 @@
-//! What a cluster shall be: its name, its nodes, the GPUs they advertise, the images they hold.
+//! The configuration of a cluster: name, nodes, advertised GPUs, images.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 
-/// The name of a cluster: lower-case letters, digits and `-`, 1 to 20 characters, starting with a letter.
+/// The name of a cluster: 1 to 20 lowercase letters, digits and `-`, starting with a letter.
 ///
-/// It is part of unix socket paths, which the kernel limits to 107 bytes, so it is short.
+/// It is short because the kernel limits paths of Unix sockets to 107 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClusterName(String);
 
@@ -31,7 +31,7 @@ impl FromStr for ClusterName {
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
         ensure!(
             fits,
-            "cluster name {text:?}: must be 1 to 20 lower-case letters, digits or '-', starting with a letter"
+            "cluster name {text:?}: must be 1 to 20 lowercase letters, digits or '-', starting with a letter"
         );
         Ok(Self(text.to_owned()))
     }
@@ -43,14 +43,14 @@ impl fmt::Display for ClusterName {
     }
 }
 
-/// A cluster to bring up.
+/// A cluster to start.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
-    /// Names the cluster's namespace, folders and cgroups; two clusters of different names run side by side.
+    /// Names the cluster's namespace, folders and cgroups; several clusters can run at once.
     pub name: ClusterName,
-    /// The nodes. None at all gives the control plane alone, for tests of the API server.
+    /// The nodes. Without nodes there is only the control plane, for tests of the API server.
     pub nodes: Vec<NodeConfig>,
-    /// OCI archives that every node has from its start, beside the pause image.
+    /// OCI archives preloaded on every node, in addition to the pause image.
     pub images: Vec<PathBuf>,
     /// Whether Prometheus runs in the cluster's network and scrapes its pods.
     pub prometheus: bool,
@@ -73,7 +73,7 @@ impl ClusterConfig {
         }
     }
 
-    /// Three nodes of one GPU product and one of another, with so many GPUs each, and Prometheus.
+    /// Prometheus, three nodes of one GPU product, and one of another.
     pub fn demo(name: ClusterName, gpus_per_node: u32) -> Self {
         let node = |index: usize, product: &GpuProduct| {
             NodeConfig::with_gpus(format!("node{index}"), product, gpus_per_node)
@@ -93,21 +93,22 @@ impl ClusterConfig {
         }
     }
 
-    /// Adds images that every node has from its start.
+    /// Adds images that every node preloads.
     #[must_use]
     pub fn images(mut self, archives: impl IntoIterator<Item = PathBuf>) -> Self {
         self.images.extend(archives);
         self
     }
 
-    /// Has the API server log the requests of these users, for [`Cluster::requests`](crate::Cluster::requests).
+    /// Makes the API server log requests of these users, for
+    /// [`Cluster::requests`](crate::Cluster::requests).
     #[must_use]
     pub fn audited(mut self, users: impl IntoIterator<Item = String>) -> Self {
         self.audited.extend(users);
         self
     }
 
-    /// Refuses what cannot be laid out: too many nodes, or names that are not distinct host names.
+    /// Refuses too many nodes, and names that are not distinct host names.
     pub fn validate(&self) -> Result<()> {
         ensure!(
             self.nodes.len() <= crate::network::MAX_NODES,
@@ -120,7 +121,7 @@ impl ClusterConfig {
             let name: Result<ClusterName> = node.name.parse();
             ensure!(
                 name.is_ok(),
-                "node name {:?}: must be 1 to 20 lower-case letters, digits or '-', starting with a letter",
+                "node name {:?}: must be 1 to 20 lowercase letters, digits or '-', starting with a letter",
                 node.name
             );
             ensure!(
@@ -138,7 +139,7 @@ impl ClusterConfig {
 pub struct NodeConfig {
     /// The node's name in Kubernetes.
     pub name: String,
-    /// Labels beside those that the kubelet sets.
+    /// Labels, in addition to those that the kubelet sets.
     pub labels: BTreeMap<String, String>,
     /// GPUs advertised as an extended resource.
     pub gpus: Option<Gpus>,
@@ -153,7 +154,7 @@ impl NodeConfig {
         }
     }
 
-    /// A node that looks as NVIDIA's device plugin and feature discovery make it look.
+    /// A node as NVIDIA's device plugin and GPU feature discovery present it.
     pub fn with_gpus(name: impl Into<String>, product: &GpuProduct, count: u32) -> Self {
         Self {
             name: name.into(),
@@ -178,7 +179,7 @@ impl NodeConfig {
 pub struct Gpus {
     /// The resource's name, such as `nvidia.com/gpu`.
     pub resource: String,
-    /// How many the node has.
+    /// Number of GPUs.
     pub count: u32,
 }
 

@@ -1,4 +1,4 @@
-//! etcd, the API server, the controllers that need no node, DNS, the Service proxy and what enforces NetworkPolicies.
+//! The control plane: etcd, API server, controllers, scheduler, DNS, Services, NetworkPolicies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ use crate::pki::{Authority, Identity};
 use crate::process;
 use crate::state::State;
 
-/// How long the API server may take until it is ready.
+/// Time limit for the API server to become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Where etcd serves clients, on the loopback address inside the namespace.
+/// etcd's client port on the namespace's loopback address.
 const ETCD_PORT: u16 = 2379;
 
-/// The components in the order they start; `node_side` ones are left out of a cluster without nodes.
+/// The components in start order, and whether a cluster without nodes omits them.
 const COMPONENTS: [(&str, bool); 7] = [
     ("etcd", false),
     ("kube-apiserver", false),
@@ -36,7 +36,7 @@ const COMPONENTS: [(&str, bool); 7] = [
 /// Started after the nodes' kubelets.
 const MONITORING: [&str; 2] = [crate::prometheus::COMPONENT, crate::discovery::COMPONENT];
 
-/// The names of the components that a cluster has beside its nodes.
+/// The names of a cluster's components, except its nodes' parts.
 pub fn components(state: &State) -> Vec<&'static str> {
     let mut names: Vec<_> = COMPONENTS
         .iter()
@@ -49,7 +49,7 @@ pub fn components(state: &State) -> Vec<&'static str> {
     names
 }
 
-/// Makes the keys, certificates and kubeconfigs of the control plane and of all nodes.
+/// Creates the keys, certificates and kubeconfigs of the control plane and all nodes.
 pub fn prepare(state: &State) -> Result<()> {
     let addresses = state.addresses();
     let authority = Authority::create(state)?;
@@ -100,10 +100,10 @@ pub fn prepare(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Starts the components up to the point where the API server is ready, then the rest.
+/// Starts etcd and the API server, waits until it is ready, and starts the other components.
 pub async fn start(state: &State, binaries: &Binaries) -> Result<Client> {
     start_component(state, binaries, "etcd", &[])?;
-    // The API server would find etcd later, but by retries that are seconds apart.
+    // The API server retries only every few seconds.
     await_listening(state, "etcd", ETCD_PORT).await?;
     start_component(state, binaries, "kube-apiserver", &[])?;
     let client = client(state).await?;
@@ -119,8 +119,7 @@ pub async fn start(state: &State, binaries: &Binaries) -> Result<Client> {
     Ok(client)
 }
 
-/// Starts one component of the control plane, for the first time or again. `flags` come last, so that they win over its
-/// usual ones.
+/// Starts or restarts a component of the control plane. `flags` override its usual ones.
 pub fn start_component(state: &State, binaries: &Binaries, component: &str, flags: &[String]) -> Result<()> {
     let arguments = arguments(state, component)?;
     let program = binaries.path(component).display().to_string();
@@ -145,7 +144,7 @@ async fn await_listening(state: &State, component: &str, port: u16) -> Result<()
         process::check(state, component)?;
         ensure!(
             started.elapsed() < READY_DEADLINE,
-            "{component} does not listen on port {port}"
+            "{component} is not listening on port {port}"
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -166,7 +165,7 @@ pub async fn await_ready(state: &State, client: &Client) -> Result<()> {
         process::check(state, "kube-apiserver")?;
         ensure!(
             started.elapsed() < READY_DEADLINE,
-            "the API server is not ready after {READY_DEADLINE:?}: {answer:?}; the end of its log:\n{}",
+            "the API server is not ready after {READY_DEADLINE:?}: {answer:?}; tail of its log:\n{}",
             crate::command::tail_of_file(&state.log_file("kube-apiserver"), 20)
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -184,13 +183,13 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
     let mut flags: BTreeMap<&str, String> = match component {
         "etcd" => BTreeMap::from([
             ("data-dir", state.directory().join("etcd").display().to_string()),
-            // Nothing in this cluster has to survive a power cut.
+            // This cluster need not survive a power cut.
             ("unsafe-no-fsync", "true".to_owned()),
             ("listen-client-urls", format!("http://127.0.0.1:{ETCD_PORT}")),
             ("advertise-client-urls", format!("http://127.0.0.1:{ETCD_PORT}")),
             ("listen-peer-urls", "http://127.0.0.1:2380".to_owned()),
             ("log-level", "warn".to_owned()),
-            // The only member wins the election when this many milliseconds have passed.
+            // In milliseconds: the only member wins the election after the timeout.
             ("heartbeat-interval", "20".to_owned()),
             ("election-timeout", "200".to_owned()),
         ]),
@@ -209,7 +208,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             ("service-account-key-file", pki("sa.pub")),
             ("service-account-signing-key-file", pki("sa.key")),
             ("authorization-mode", "Node,RBAC".to_owned()),
-            // The second lets nobody block the deletion of an owner whose finalizers they may not set, as OpenShift does.
+            // As on OpenShift: blockOwnerDeletion needs the right to set the owner's finalizers.
             (
                 "enable-admission-plugins",
                 "NodeRestriction,OwnerReferencesPermissionEnforcement".to_owned(),
@@ -223,7 +222,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             ("kubeconfig", kubeconfig),
             ("leader-elect", "false".to_owned()),
             ("node-monitor-grace-period", "20s".to_owned()),
-            // The default of 20 makes its controllers wait four seconds for their tokens.
+            // With the default of 20, its controllers wait four seconds for their tokens.
             ("kube-api-qps", "500".to_owned()),
             ("kube-api-burst", "1000".to_owned()),
             ("root-ca-file", pki("ca.crt")),
@@ -237,8 +236,8 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             ("kubeconfig", kubeconfig),
             ("proxy-mode", "iptables".to_owned()),
             ("cluster-cidr", addresses.pods()),
-            // All nodes share one network namespace, so a pod and its Service's endpoint may sit on one
-            // bridge: without masquerading the answer would bypass the address translation.
+            // All nodes share a network namespace, so a pod and its Service's endpoint may be on
+            // the same bridge. Without masquerading, replies would bypass the address translation.
             ("masquerade-all", "true".to_owned()),
             ("conntrack-max-per-core", "0".to_owned()),
             (
@@ -258,9 +257,9 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             fs::write(&corefile, corefile_text(state))?;
             return Ok(vec!["-conf".to_owned(), corefile.display().to_string()]);
         }
-        other => anyhow::bail!("no component is called {other:?}"),
+        other => anyhow::bail!("there is no component {other:?}"),
     };
-    // Nodes of a cluster without kubelets are only objects, which nobody reports on.
+    // In a cluster without kubelets, nodes are only objects without heartbeats.
     match component {
         _ if !state.record().nodes.is_empty() => None,
         "kube-apiserver" => flags.insert("disable-admission-plugins", "TaintNodesByCondition".to_owned()),
@@ -285,7 +284,7 @@ fn corefile_text(state: &State) -> String {
     )
 }
 
-/// The usual DNS Service, with CoreDNS outside a pod as its endpoint.
+/// Creates the usual DNS Service, with CoreDNS outside a pod as its endpoint.
 async fn publish_dns(state: &State, client: &Client) -> Result<()> {
     let ports = |protocols: [(&str, &str); 2]| -> Vec<Value> {
         protocols
@@ -311,7 +310,7 @@ async fn publish_dns(state: &State, client: &Client) -> Result<()> {
     let slices: kube::Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
         kube::Api::namespaced(client.clone(), "kube-system");
     let create = kube::api::PostParams::default();
-    // The API server makes the namespace kube-system itself, some time after it is ready.
+    // The API server creates the namespace kube-system some time after it is ready.
     let started = Instant::now();
     let service = serde_json::from_value(service)?;
     while let Err(error) = services.create(&create, &service).await {
@@ -328,7 +327,7 @@ async fn publish_dns(state: &State, client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the service account that every pod of the namespace `default` needs.
+/// Waits for the default service account of the namespace `default`, which every pod needs.
 pub async fn await_service_account(client: &Client) -> Result<()> {
     let accounts: kube::Api<k8s_openapi::api::core::v1::ServiceAccount> =
         kube::Api::namespaced(client.clone(), "default");

@@ -1,4 +1,4 @@
-//! The demonstration: a cluster with the operator on it, a data set, one manifest, and what came of it.
+//! The demo: a cluster with the operator, a data set, one manifest, and the results.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,34 +10,34 @@ use kube::{Api, Client};
 
 use crate::{Cluster, ClusterName, cache, cluster, command, digits, operator, root, volumes};
 
-/// Name of the demonstration's cluster.
+/// Name of the demo's cluster.
 const CLUSTER: &str = "demo";
 /// Namespace of the job.
 const NAMESPACE: &str = "default";
 /// Name of the job in `examples/digits.yaml`.
 const JOB: &str = "digits";
-/// Least held-out accuracy of a demonstration that worked.
+/// Lowest held-out accuracy of a successful demo.
 const LEAST_ACCURACY: f64 = 0.975;
-/// The longest a job may take.
+/// Time limit of the job.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What the last line tells.
+/// The results.
 struct Outcome {
     status: ViTTrainingJobStatus,
-    /// Both from Prometheus; a job that failed early has none.
+    /// Both from Prometheus; `None` if the job failed early.
     images_per_second: Option<f64>,
     sync_share: Option<f64>,
 }
 
-/// Starts the cluster afresh, trains, and tells how it went. Succeeds only if the job did, with the accuracy that was
-/// promised.
+/// Recreates the cluster, trains, and prints the results. Fails unless the job succeeds with at
+/// least `LEAST_ACCURACY`.
 pub async fn up(started: SystemTime) -> Result<()> {
     let cluster = operator::cluster_with_operator(&name()?, 1, &[]).await?;
     let outcome = match train(&cluster).await {
         Ok(outcome) => outcome,
         Err(error) => bail!("{error:#}\n\n{}", cluster.dump()),
     };
-    tell(&cluster, &outcome, started.elapsed().unwrap_or_default());
+    print(&cluster, &outcome, started.elapsed().unwrap_or_default());
     let progress = outcome.status.progress.unwrap_or_default();
     ensure!(
         outcome.status.phase == Some(Phase::Succeeded),
@@ -51,7 +51,7 @@ pub async fn up(started: SystemTime) -> Result<()> {
     Ok(())
 }
 
-/// Removes the demonstration's cluster and its data.
+/// Removes the demo's cluster and data.
 pub fn down() -> Result<()> {
     let folder = folder()?;
     if folder.exists() {
@@ -64,7 +64,7 @@ fn name() -> Result<ClusterName> {
     CLUSTER.parse()
 }
 
-/// Where the demonstration's data set and checkpoints are.
+/// Folder of the demo's data set and checkpoints.
 fn folder() -> Result<PathBuf> {
     Ok(cache::directory()?.join("demo"))
 }
@@ -103,7 +103,7 @@ async fn train(cluster: &Cluster) -> Result<Outcome> {
     })
 }
 
-/// Makes the data set and fresh folders for checkpoints, and claims on both.
+/// Creates the data set, an empty checkpoint folder, and claims for both.
 async fn prepare(client: &Client, folder: &Path) -> Result<()> {
     fs_err::create_dir_all(folder)?;
     let data = folder.join("digits");
@@ -122,7 +122,7 @@ fn query(cluster: &Cluster, expression: &str) -> Result<Option<f64>> {
     Ok(samples.first().map(|sample| sample.value))
 }
 
-/// Follows the job to its end with a live line on a terminal, and a line every few seconds elsewhere.
+/// Follows the job until it ends: a live line on a terminal, a line every few seconds otherwise.
 async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
     let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), NAMESPACE);
     let live = std::io::stderr().is_terminal();
@@ -148,7 +148,7 @@ async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
             return Ok(status);
         }
     }
-    bail!("the job is not over after {} s", DEADLINE.as_secs())
+    bail!("the job has not finished after {} s", DEADLINE.as_secs())
 }
 
 fn progress_line(status: &ViTTrainingJobStatus) -> String {
@@ -188,8 +188,8 @@ fn progress_line(status: &ViTTrainingJobStatus) -> String {
     line
 }
 
-#[expect(clippy::print_stdout, reason = "the summary is the demonstration's result")]
-fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
+#[expect(clippy::print_stdout, reason = "the summary is the demo's result")]
+fn print(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     let Outcome {
         status,
         images_per_second,
@@ -227,13 +227,13 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     println!("  accuracy   {accuracy:.4} held out");
     println!("  throughput {images_per_second:.0} images/s over all ranks (Prometheus)");
     println!(
-        "  waited     {:.1} % of step time for synchronisation (Prometheus)",
+        "  waiting    {:.1} % of step time for synchronization (Prometheus)",
         sync_share * 100.0
     );
     println!();
-    println!("Look around:");
+    println!("Explore:");
     println!("  export KUBECONFIG={}", cluster.kubeconfig().display());
-    // The plugin was built beside this program.
+    // The plugin is built into the same folder as this program.
     let program = std::env::current_exe().unwrap_or_default();
     let built = program.parent().unwrap_or(Path::new("")).display();
     println!("  export PATH={built}:{}:$PATH", cluster.binaries().folders());
@@ -243,7 +243,7 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     if let Ok(url) = cluster.prometheus_url() {
         println!("  Prometheus: {url}");
     }
-    println!("Remove all of it: make demo-down");
+    println!("Remove everything: make demo-down");
     println!();
     println!(
         "demo: {phase} accuracy={accuracy:.4} images_per_second={images_per_second:.1} sync_share={sync_share:.4} nodes={} seconds={}",
@@ -252,7 +252,7 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     );
 }
 
-#[expect(clippy::print_stderr, reason = "progress goes beside the result")]
+#[expect(clippy::print_stderr, reason = "progress does not belong to the result")]
 fn say(line: &str) {
     eprintln!("{line}");
 }

@@ -1,8 +1,8 @@
 //! 1,797 real handwritten digits as a data set in the CIFAR-10 binary layout.
 //!
-//! They come out of scikit-learn's wheel (`sklearn/datasets/data/digits.csv.gz`, the test part of the UCI data set
-//! "Optical Recognition of Handwritten Digits"): 8x8 images with 17 grey levels, 10 classes. Here they are enlarged
-//! to 32x32 and repeated in three planes, so that whatever reads CIFAR-10 reads them.
+//! They come from scikit-learn's wheel (`sklearn/datasets/data/digits.csv.gz`, the test part of the
+//! UCI data set "Optical Recognition of Handwritten Digits"): 8x8 images with 17 gray levels, 10
+//! classes. Here they are enlarged to 32x32 and repeated in three planes, as in CIFAR-10.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::cache;
 use crate::command::{command, run};
 use crate::progress::step;
 
-/// The release whose wheel is taken.
+/// The release of the wheel.
 const SCIKIT_LEARN: &str = "1.9.1";
 const MEMBER: &str = "sklearn/datasets/data/digits.csv.gz";
 /// Images in the source.
@@ -23,12 +23,12 @@ const IMAGES: usize = 1797;
 const CLASSES: [&str; 10] = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 ];
-/// Pixels a side in the source and in a record.
+/// Side in pixels, in the source and in a record.
 const SIDE: usize = 8;
 const RECORD_SIDE: usize = 32;
-/// Every image of a class whose turn is divisible by this is held out.
+/// One in this many images of each class is held out.
 const HELD_OUT_EVERY: usize = 5;
-/// Files that the training images are spread over, as in CIFAR-10.
+/// Number of training files, as in CIFAR-10.
 const TRAIN_FILES: usize = 5;
 /// Bytes of a record: the label, then the red, green and blue plane, each row by row.
 pub const RECORD_BYTES: usize = 1 + 3 * RECORD_SIDE * RECORD_SIDE;
@@ -42,7 +42,7 @@ struct Digit {
     label: u8,
 }
 
-/// How many images were written.
+/// Number of images written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// In `data_batch_1.bin` to `data_batch_5.bin`.
@@ -51,7 +51,7 @@ pub struct Counts {
     pub held_out: usize,
 }
 
-/// Writes the data set to the folder `out`, which appears whole; an earlier one there is replaced.
+/// Writes the data set to the folder `out` by a rename, replacing an existing one.
 pub fn write(out: &Path) -> Result<Counts> {
     let digits = parse(&source()?)?;
     ensure!(
@@ -74,7 +74,7 @@ pub fn write(out: &Path) -> Result<Counts> {
     }
     write_records(&staging.path().join("test_batch.bin"), &held_out)?;
     fs::write(staging.path().join("batches.meta.txt"), CLASSES.join("\n") + "\n")?;
-    // Readable for the unprivileged user that a training pod runs as.
+    // Training pods run as an unprivileged user.
     fs::set_permissions(
         staging.path(),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -89,7 +89,7 @@ pub fn write(out: &Path) -> Result<Counts> {
     })
 }
 
-/// The source's lines: 64 pixels and a label each, separated by commas.
+/// The source's lines, each 64 pixels and a label, separated by commas.
 fn source() -> Result<String> {
     let wheel = wheel()?;
     let mut archive = zip::ZipArchive::new(fs::File::open(&wheel)?)
@@ -104,7 +104,7 @@ fn source() -> Result<String> {
     Ok(text)
 }
 
-/// scikit-learn's wheel, from the cache or fetched now.
+/// scikit-learn's wheel, downloaded if it is not cached.
 fn wheel() -> Result<PathBuf> {
     let folder = cache::directory()?.join(format!("scikit-learn-{SCIKIT_LEARN}"));
     let _lock = cache::lock(&cache::directory()?.join("scikit-learn.lock"))?;
@@ -115,7 +115,7 @@ fn wheel() -> Result<PathBuf> {
         step(
             format_args!("fetching the digits (scikit-learn {SCIKIT_LEARN}'s wheel)"),
             || {
-                // One fixed wheel whatever this machine's Python is: only data is read from it.
+                // A fixed wheel, independent of the local Python: only its data is read.
                 let options = "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
                     --python-version=3.12 --implementation=cp --abi=cp312 \
                     --platform=manylinux2014_x86_64 --platform=manylinux_2_28_x86_64 --dest";
@@ -133,7 +133,7 @@ fn wheel() -> Result<PathBuf> {
         .find(|path| path.extension().is_some_and(|e| e == "whl"));
     wheel.with_context(|| {
         format!(
-            "{}: holds no wheel; remove the folder to fetch it again",
+            "{}: contains no wheel; remove the folder to download it again",
             folder.display()
         )
     })
@@ -165,7 +165,7 @@ fn parse_line(line: &str) -> Result<Digit> {
     })
 }
 
-/// Shuffles, always alike, and holds out a fifth of every class.
+/// Shuffles with a fixed seed, and holds out a fifth of every class.
 fn split(mut digits: Vec<Digit>) -> (Vec<Digit>, Vec<Digit>) {
     let mut random = SplitMix64(42);
     for end in (1..digits.len()).rev() {
@@ -188,14 +188,13 @@ fn write_records(path: &Path, digits: &[Digit]) -> Result<()> {
     Ok(())
 }
 
-/// Nearest-neighbour enlargement, 0..=16 scaled to 0..=255.
+/// Nearest-neighbor enlargement, 0..=16 scaled to 0..=255.
 fn record(digit: &Digit) -> [u8; RECORD_BYTES] {
     const FACTOR: usize = RECORD_SIDE / SIDE;
     let mut record = [digit.label; RECORD_BYTES];
     for (position, byte) in record[1..].iter_mut().enumerate() {
         let (row, column) = (position / RECORD_SIDE % RECORD_SIDE, position % RECORD_SIDE);
         let pixel = u16::from(digit.pixels[row / FACTOR * SIDE + column / FACTOR]);
-        // Rounded to the nearest: at most 255.
         *byte = ((pixel * 255 + 8) / 16) as u8;
     }
     record
@@ -213,7 +212,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; the bias of the remainder is nothing at these sizes.
+    /// A number below `bound`; the remainder's bias is negligible at these sizes.
     fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }

@@ -1,8 +1,8 @@
-//! Tells Prometheus which pods to scrape.
+//! Writes Prometheus' scrape targets.
 //!
-//! Debian's Prometheus is built without Kubernetes service discovery, so a process of the harness watches the
-//! pods and writes the targets to a file that Prometheus follows. It takes the usual pod annotations
-//! `prometheus.io/scrape`, `prometheus.io/port` and `prometheus.io/path`.
+//! Debian's Prometheus has no Kubernetes service discovery, so a process of the harness watches the
+//! pods and writes the targets to a file that Prometheus watches. It uses the common pod
+//! annotations `prometheus.io/scrape`, `prometheus.io/port` and `prometheus.io/path`.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +20,13 @@ use crate::state::State;
 /// The name under which its process and log are recorded.
 pub const COMPONENT: &str = "discovery";
 
-/// The file that Prometheus follows.
+/// The file that Prometheus watches.
 pub fn targets_file(state: &State) -> PathBuf {
     state.directory().join("targets.json")
 }
 
-/// Writes the targets whenever a pod changes, for as long as the process lives. A watch that fails, as while the API server
-/// restarts, is taken up again.
+/// Writes the targets whenever a pod changes, until the process ends. A failed watch, such as while
+/// the API server restarts, is retried.
 pub async fn run(state: &State, client: Client) -> Result<()> {
     let path = targets_file(state);
     let (pods, writer) = reflector::store();
@@ -39,7 +39,7 @@ pub async fn run(state: &State, client: Client) -> Result<()> {
     let mut written = None;
     while let Some(change) = changes.next().await {
         if let Err(error) = change {
-            say(format_args!("the watch of pods: {error}"));
+            say(format_args!("watching pods failed: {error}"));
             continue;
         }
         let now = targets(pods.state().iter().map(AsRef::as_ref));
@@ -51,7 +51,7 @@ pub async fn run(state: &State, client: Client) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the file at once, so that Prometheus never reads half of it.
+/// Replaces the file atomically, so that Prometheus never reads half of it.
 pub fn write(path: &Path, targets: &Value) -> Result<()> {
     let part = path.with_extension("part");
     fs::write(&part, serde_json::to_vec_pretty(targets)?)?;
@@ -65,7 +65,7 @@ fn targets<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
     Value::Array(groups)
 }
 
-/// One pod's target: none if it is not to be scraped, has no address yet, or has ended.
+/// A pod's target; `None` if it is not annotated, has no address yet, or has ended.
 fn target(pod: &Pod) -> Option<Value> {
     let annotations = pod.metadata.annotations.as_ref()?;
     let annotation = |name: &str| {

@@ -1,22 +1,22 @@
-//! The pages in Markdown as tests see them: what they link to, and the commands and manifests in them.
+//! Parses the Markdown pages for tests: links, commands and manifests.
 //!
-//! What becomes of a fenced block is in its info string, which is not shown:
+//! The info string of a fenced block, which readers do not see, says how it is tested:
 //!
-//! | info string | what a test does with the block |
+//! | info string | test |
 //! | --- | --- |
 //! | `sh` | runs it ([`commands`]) |
 //! | `sh cluster` | runs it on the cluster of the end-to-end tests |
-//! | `sh dry-run` | runs it, but `make` only prints what it would do, and `helm install` renders the chart |
-//! | `sh no-test: REASON` | nothing |
-//! | `console` | runs the lines after `$ `, which must print the other lines; `...` stands for what varies |
-//! | `console numbers vary: REASON` | the same, but a number stands for any number |
+//! | `sh dry-run` | runs it, but `make` only prints commands and `helm install` renders the chart |
+//! | `sh no-test: REASON` | none |
+//! | `console` | runs the lines after `$ `; they must print the other lines; `...` matches all |
+//! | `console numbers vary: REASON` | the same, but a number matches any number |
 //! | `console fails` | the same, but the commands must fail |
 //! | `console snapshot=FILE` | compares the lines with a snapshot of another test |
 //! | `yaml` | validates it as a manifest, or as a part of a job's `spec` ([`manifests`]) |
 //! | `yaml values` | renders the chart with it |
-//! | `yaml no-test: REASON` | nothing |
-//! | `promql` | has promtool parse it |
-//! | `... file=NAME` | writes it to this file before the commands that come after it |
+//! | `yaml no-test: REASON` | none |
+//! | `promql` | promtool parses it |
+//! | `... file=NAME` | writes it to this file before later commands |
 
 pub mod commands;
 pub mod manifests;
@@ -31,19 +31,19 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use crate::root;
 
-/// Folders whose pages are read, beside the pages at the top.
+/// Folders with pages, in addition to the root.
 const FOLDERS: [&str; 3] = ["docs", "charts", "examples"];
 
 /// A page.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// Relative to the top of the source tree.
+    /// Relative to the root of the source tree.
     pub path: PathBuf,
     /// Anchors of its headings, as GitHub names them.
     pub anchors: BTreeSet<String>,
-    /// Its headings that are nothing but code.
+    /// Its headings that are only code.
     pub code_headings: Vec<Text>,
-    /// Where its links and pictures lead.
+    /// Targets of its links and pictures.
     pub links: Vec<Text>,
     /// Code within its sentences.
     pub code: Vec<Text>,
@@ -51,12 +51,12 @@ pub struct Page {
     pub blocks: Vec<Block>,
 }
 
-/// Something on a page.
+/// A text on a page.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Text {
     /// From 1.
     pub line: usize,
-    /// What is there.
+    /// The text.
     pub text: String,
 }
 
@@ -69,12 +69,12 @@ pub struct Block {
     pub info: String,
     /// Its content.
     pub text: String,
-    /// Whether its end is not read yet.
+    /// Whether its end has not been parsed yet.
     is_open: bool,
 }
 
 impl Block {
-    /// One that is on no page.
+    /// A block outside a page.
     #[cfg(test)]
     pub(crate) fn new(info: &str, text: &str) -> Self {
         Self {
@@ -90,8 +90,8 @@ impl Block {
         self.info.split_whitespace().next().unwrap_or_default()
     }
 
-    /// Its commands, and what it shows as their output. All of it is commands; of a console, the lines after `$ ` with
-    /// those that continue them.
+    /// Its commands and their expected output. A console's commands are the lines after `$ ` and
+    /// their continuations; other blocks consist of commands.
     pub fn parts(&self) -> (String, Vec<&str>) {
         if self.language() != "console" {
             return (self.text.clone(), vec![]);
@@ -110,7 +110,7 @@ impl Block {
         (commands, output)
     }
 
-    /// The file that the block is, where it is one.
+    /// The name of the file to write the block to, if any.
     pub fn file(&self) -> Option<&str> {
         self.info
             .split_whitespace()
@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// All pages, in the order of their paths.
+/// All pages, sorted by path.
 pub fn pages() -> Result<Vec<Page>> {
     let root = root();
     let mut paths = Vec::new();
@@ -142,25 +142,25 @@ pub fn pages() -> Result<Vec<Page>> {
     Ok(pages)
 }
 
-/// One page, by its path from the top of the source tree.
+/// A page, by its path from the root of the source tree.
 pub fn page(path: &str) -> Result<Page> {
     let text = fs::read_to_string(root().join(path))?;
     Ok(Page::parse(Path::new(path), &text))
 }
 
-/// The manifests of jobs in `examples/`, in the order of their names.
+/// The manifests of jobs in `examples/`, sorted by name.
 pub fn examples() -> Result<Vec<PathBuf>> {
     let paths = manifests_in(&root().join("examples"))?;
     ensure!(paths.len() > 2, "only {} examples", paths.len());
     Ok(paths)
 }
 
-/// The manifests of studies, which are not for a cluster.
+/// The manifests of studies in `examples/studies/`.
 pub fn studies() -> Result<Vec<PathBuf>> {
     manifests_in(&root().join("examples/studies"))
 }
 
-/// Those of a folder, and not of folders in it.
+/// The manifests in a folder, without subfolders.
 fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -173,7 +173,7 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Adds all files of a folder and of those in it.
+/// Adds all files of a folder and its subfolders.
 pub fn files_below(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -196,7 +196,7 @@ impl Page {
             code: vec![],
             blocks: vec![],
         };
-        // The heading that is being read: its text, and whether all of it is code.
+        // The current heading: its text, and whether it is only code.
         let mut heading: Option<(String, bool)> = None;
         let events = Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH);
         for (event, range) in events.into_offset_iter() {
@@ -251,8 +251,8 @@ impl Page {
         page
     }
 
-    /// Names a heading as GitHub does: lower case, without punctuation, with dashes for spaces, and with a number where the
-    /// name is taken.
+    /// Adds a heading's anchor as GitHub names it: lowercase, without punctuation, with dashes for
+    /// spaces, and with a number if the name exists.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.to_lowercase().replace(' ', "-");
         let kept: String = kept
@@ -266,7 +266,7 @@ impl Page {
         }
     }
 
-    /// Checks that what a link on this page leads to is there. Links out of the source tree are not followed.
+    /// Checks that the target of a link on this page exists. URLs are not checked.
     pub fn check_link(&self, link: &Text, pages: &[Self]) -> Result<()> {
         if link.text.contains("://") || link.text.starts_with("mailto:") {
             return Ok(());
@@ -283,7 +283,7 @@ impl Page {
         ensure!(root().join(&target).exists(), "there is no {}", target.display());
         if let Some(anchor) = anchor {
             let page = pages.iter().find(|page| page.path == target);
-            let page = page.with_context(|| format!("{} is no page", target.display()))?;
+            let page = page.with_context(|| format!("{} is not a page", target.display()))?;
             ensure!(
                 page.anchors.contains(anchor),
                 "{} has no heading for #{anchor}",
@@ -350,7 +350,7 @@ mod tests {
             page.check_link(&link(good), &pages).expect(good);
         }
         for bad in ["datum.md", "#format", "../docs/data.md#nowhere", "../../data.md"] {
-            assert!(page.check_link(&link(bad), &pages).is_err(), "{bad} is taken");
+            assert!(page.check_link(&link(bad), &pages).is_err(), "{bad} is accepted");
         }
     }
 }

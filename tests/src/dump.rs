@@ -1,4 +1,4 @@
-//! The state of a cluster in text, for a person who looks for the cause of a failure.
+//! The state of a cluster as text, for debugging.
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use crate::command::{command, run, tail_of_file};
 use crate::process;
 use crate::state::State;
 
-/// Lines of each log that are shown.
+/// Lines shown of each log.
 const LOG_LINES: usize = 40;
 
-/// What `kubectl` is asked for, in this order.
+/// The `kubectl` queries, in order.
 const QUESTIONS: [&str; 6] = [
     "get nodes -o wide",
     "get pods -A -o wide",
@@ -20,8 +20,8 @@ const QUESTIONS: [&str; 6] = [
     "describe nodes",
 ];
 
-/// Objects, events, the logs of all pods and the ends of all components' logs. Never fails: what cannot be had is
-/// replaced by why.
+/// Objects, events, the logs of all pods, and the tails of all components' logs. Never fails: an
+/// error replaces what could not be read.
 pub fn dump(state: &State, binaries: &Binaries, components: &[String]) -> String {
     let kubectl = |question: &str| {
         let mut kubectl = command(binaries.path("kubectl"), ["--request-timeout=10s"]);
@@ -56,7 +56,7 @@ pub fn dump(state: &State, binaries: &Binaries, components: &[String]) -> String
         };
         let log = state.log_file(component);
         section(
-            &format!("{component} ({condition}), the end of {}", log.display()),
+            &format!("{component} ({condition}), tail of {}", log.display()),
             &tail_of_file(&log, LOG_LINES),
         );
     }

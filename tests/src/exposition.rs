@@ -1,4 +1,4 @@
-//! What a program tells at `/metrics`, in the text format of Prometheus.
+//! Parses `/metrics` in Prometheus' text format.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ pub struct Sample {
 pub struct Exposition(Vec<Sample>);
 
 impl Exposition {
-    /// Reads samples. Comments, and what is no sample, are left out. A label's value must not hold `",`.
+    /// Parses samples and skips all other lines. Label values must not contain `",`.
     pub fn parse(text: &str) -> Self {
         let sample = |line: &str| {
-            // A label's value may hold spaces.
+            // Label values may contain spaces.
             let (series, values) = match line.rsplit_once('}') {
                 Some(parts) => parts,
                 None => line.split_once(' ')?,
@@ -50,7 +50,7 @@ impl Exposition {
         self.of(metric).map(|sample| sample.value).sum()
     }
 
-    /// A histogram without labels of its own.
+    /// A histogram without labels except `le`.
     pub fn histogram(&self, metric: &str) -> Histogram {
         let bucket = |sample: &Sample| Some((sample.labels.get("le")?.parse().ok()?, sample.value));
         let mut buckets: Vec<(f64, f64)> = self.of(&format!("{metric}_bucket")).filter_map(bucket).collect();
@@ -59,28 +59,28 @@ impl Exposition {
     }
 }
 
-/// Bounds, and the count of observations up to each; the last bound is infinite.
+/// Upper bounds and cumulative counts; the last bound is infinite.
 #[derive(Clone, Debug)]
 pub struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
-    /// What came to it since an earlier scrape.
+    /// The observations since an earlier scrape.
     #[must_use]
     pub fn since(mut self, earlier: &Self) -> Self {
-        // The same program has the same bounds; one that has observed nothing yet may show none.
+        // The bounds are the same, or missing if nothing was observed before.
         for ((_, count), (_, before)) in self.0.iter_mut().zip(&earlier.0) {
             *count -= before;
         }
         self
     }
 
-    /// How many observations there are.
+    /// Number of observations.
     pub fn count(&self) -> f64 {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// The value that a share of the observations does not exceed, interpolated within its bucket as `PromQL`'s
-    /// `histogram_quantile` does. `None` without observations; the largest finite bound where it is above that.
+    /// The quantile `share`, interpolated within its bucket like `PromQL`'s `histogram_quantile`.
+    /// At most the largest finite bound; `None` without observations.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let wanted = share * self.count();
         let (mut lower, mut below) = (0.0, 0.0);

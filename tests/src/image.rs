@@ -1,7 +1,7 @@
-//! Container images, built by buildah without a daemon and without a registry, as OCI archives.
+//! Container images as OCI archives, built by buildah without a daemon or a registry.
 //!
-//! The base image is a Debian made here by mmdebstrap under the name that the Dockerfiles ask for. A build
-//! is skipped when its inputs (Dockerfile, base, every file of the context) hash to an archive that exists.
+//! mmdebstrap creates the Debian base image, under the name in the Dockerfiles. A build is skipped
+//! if an archive with the hash of its inputs (Dockerfile, base, every file of the context) exists.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::cache::{self, Key};
 use crate::command::{command, run, run_logged};
 use crate::progress::step;
 
-/// The image that holds a pod's namespaces open.
+/// The image that keeps a pod's namespaces open.
 pub const PAUSE: &str = "localhost/pause:1";
 /// The operator's image.
 pub const OPERATOR: &str = "localhost/vit-operator:dev";
@@ -21,10 +21,10 @@ pub const OPERATOR: &str = "localhost/vit-operator:dev";
 pub const TRAINER: &str = "localhost/vit-trainer:dev";
 /// The trainer's image with simulated GPUs.
 pub const SIMULATED_GPUS: &str = "localhost/vit-simulated-gpus:dev";
-/// The image of the contenders of scaling studies.
+/// The image of the scaling studies' contenders.
 pub const CONTENDERS: &str = "localhost/vit-contenders:dev";
 
-/// What the shipped Dockerfiles start from.
+/// Base image of the shipped Dockerfiles.
 const BASE: &str = "docker.io/library/debian:bookworm-slim";
 const BASE_SUITE: &str = "bookworm";
 
@@ -49,7 +49,7 @@ pub fn pause() -> Result<PathBuf> {
     })
 }
 
-/// Builds the image `name` from a Dockerfile and a context folder; the path of its OCI archive.
+/// Builds the image `name` from a Dockerfile and a context folder, and returns its OCI archive.
 pub fn build(name: &str, dockerfile: &Path, context: &Path) -> Result<PathBuf> {
     let text = fs::read(dockerfile)?;
     let mut key = Key::new()
@@ -82,7 +82,7 @@ fn build_keyed(name: &str, key: &str, build: impl FnOnce(&Builder) -> Result<()>
     Ok(archive)
 }
 
-/// Removes archives of the same image from other inputs: each holds a whole image.
+/// Removes archives of the same image with other inputs, which use much disk space.
 fn remove_older(folder: &Path, slug: &str, newest: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -114,7 +114,7 @@ fn hash_folder(mut key: Key, root: &Path, relative: &Path) -> Result<Key> {
         let path = relative.join(entry.file_name());
         let name = path
             .to_str()
-            .with_context(|| format!("{}: a file name that is not UTF-8", path.display()))?;
+            .with_context(|| format!("{}: the file name is not UTF-8", path.display()))?;
         let metadata = fs::symlink_metadata(entry.path())?;
         key = key.part(name, &metadata.permissions().mode().to_le_bytes());
         key = if metadata.is_dir() {
@@ -128,7 +128,7 @@ fn hash_folder(mut key: Key, root: &Path, relative: &Path) -> Result<Key> {
             key.file(&entry.path())?
         } else {
             bail!(
-                "{}: neither a file, a folder nor a link, so it cannot be part of an image",
+                "{}: not a file, folder or link, so it cannot be part of an image",
                 entry.path().display()
             )
         };
@@ -136,16 +136,16 @@ fn hash_folder(mut key: Key, root: &Path, relative: &Path) -> Result<Key> {
     Ok(key)
 }
 
-/// Fills a folder that is to be a build context: each file is linked, or copied where it cannot be linked.
+/// Fills a build context with hard links, or copies if linking fails.
 ///
-/// `files` are pairs of a file that exists and its path in the context.
+/// `files` are pairs of an existing file and its path in the context.
 pub fn stage<'a>(context: &Path, files: impl IntoIterator<Item = (&'a Path, &'a str)>) -> Result<()> {
     for (source, target) in files {
         let target = context.join(target);
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent)?;
         }
-        // Links to libraries become the libraries: a context knows nothing outside itself.
+        // A symbolic link would point outside the context.
         let source = fs::canonicalize(source)?;
         if fs::hard_link(&source, &target).is_err() {
             fs::copy(&source, &target)?;
@@ -186,7 +186,7 @@ impl Builder {
         let mut bud = self.buildah([
             "bud",
             "--layers",
-            // What a build that failed leaves would keep images from being pruned.
+            // Leftovers of failed builds would prevent images from being pruned.
             "--force-rm",
             "--isolation",
             "chroot",
@@ -203,7 +203,7 @@ impl Builder {
         )
     }
 
-    /// Mounts by which pip in a build trusts the certificates that it trusts on this machine, where `PIP_CERT` names them.
+    /// Mounts that let pip in a build trust the certificates in `PIP_CERT`, if set.
     fn settings_of_pip(&self) -> Result<Vec<String>> {
         let Ok(certificates) = std::env::var("PIP_CERT") else {
             return Ok(Vec::new());
@@ -220,19 +220,19 @@ impl Builder {
     fn export(&self, name: &str, archive: &Path) -> Result<()> {
         let part = archive.with_extension("part");
         if part.exists() {
-            // buildah would add to it.
+            // buildah would append to it.
             fs::remove_file(&part)?;
         }
-        // Quick rather than small: the archive goes no further than this machine's containerd.
+        // Fast rather than small: only this machine's containerd reads the archive.
         let mut push = self.buildah(["push", "--compression-format=zstd", "--compression-level=1"]);
         let target = format!("oci-archive:{}:{name}", part.display());
         run_logged(push.args([name, &target]), &self.log)?;
         fs::rename(part, archive)?;
-        // Layers of earlier builds, which no image uses any more.
+        // Removes unused layers of earlier builds.
         run_logged(&mut self.buildah(["rmi", "--prune"]), &self.log)
     }
 
-    /// Makes the base image if the storage does not have it.
+    /// Creates the base image if the storage lacks it.
     fn ensure_base(&self) -> Result<()> {
         if run(&mut self.buildah(["inspect", "--type", "image", BASE])).is_ok() {
             return Ok(());
@@ -240,7 +240,7 @@ impl Builder {
         let tarball = self.folder.join(format!("base-{BASE_SUITE}.tar"));
         if !tarball.exists() {
             step(
-                format_args!("making the base image {BASE} with mmdebstrap"),
+                format_args!("creating the base image {BASE} with mmdebstrap"),
                 || {
                     let part = tarball.with_extension("part.tar");
                     let mut make = command("mmdebstrap", ["--variant=minbase", "--quiet", BASE_SUITE]);

@@ -1,10 +1,9 @@
-//! The images that nodes hold from their start, imported once and then shared by hard links.
+//! Preloaded images of nodes, imported once and shared by hard links.
 //!
-//! Importing an image of 600 MB into every node's containerd costs seconds and disk writes a node. Instead
-//! one containerd that belongs to no node imports a set of images once; its root folder is kept in the
-//! cache and every node starts from a copy, in which image content and unpacked layers are hard links.
-//! That is safe: containerd and overlayfs write to neither, they only add and unlink. Everything else,
-//! databases above all, is copied.
+//! Importing a 600 MB image into every node's containerd would cost seconds and disk writes per
+//! node. Instead, a separate containerd imports a set of images once, and its root folder stays in
+//! the cache. Nodes start from a copy with hard links to image content and unpacked layers. This is
+//! safe: containerd and overlayfs only add and unlink these files. Other files are copied.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,24 +19,24 @@ use crate::cache::{self, Key};
 use crate::command::{command, run, tail_of_file};
 use crate::progress::{say, step};
 
-/// How long containerd may take to listen or to end.
+/// Time limit for containerd to listen or to end.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Prepared roots that are kept; the least recently used ones go.
+/// Number of prepared roots to keep, by most recent use.
 const KEPT: usize = 3;
-/// What may be shared by hard links, as paths below containerd's root.
+/// Folders below containerd's root that hard links may share.
 const SHARED: [&str; 2] = [
     "io.containerd.content.v1.content/blobs",
     "io.containerd.snapshotter.v1.overlayfs/snapshots",
 ];
 
-/// A containerd root folder that holds a set of images and never ran a container.
+/// A containerd root folder with a set of images, and without containers.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
 }
 
 impl Store {
-    /// The root with exactly these images, from the cache or made now.
+    /// The root with exactly these images, created if it is not cached.
     pub fn prepare(binaries: &Binaries, archives: &[PathBuf]) -> Result<Self> {
         let folder = cache::directory()?.join("containerd");
         let root = folder.join(key(binaries, archives)?);
@@ -54,7 +53,7 @@ impl Store {
                 Ok(())
             })?;
         }
-        // The modification time of the folder says when it was last used.
+        // The folder's modification time records the last use.
         fs::File::open(&root)?
             .file()
             .set_modified(std::time::SystemTime::now())?;
@@ -119,7 +118,7 @@ struct Importer {
 
 impl Importer {
     fn start(binaries: &Binaries, root: &Path) -> Result<Self> {
-        // A short path: a unix socket lies in it.
+        // A short path, because of the Unix socket in it.
         let folder = tempfile::Builder::new().prefix("vit-images-").tempdir()?;
         let at = folder.path().display();
         let config = format!(
@@ -144,7 +143,7 @@ impl Importer {
             let ended = importer.process.try_wait()?;
             ensure!(
                 ended.is_none() && started.elapsed() < DEADLINE,
-                "containerd does not listen: {}",
+                "containerd is not listening: {}",
                 tail_of_file(&importer.folder.path().join("log"), 20)
             );
             std::thread::sleep(Duration::from_millis(20));
@@ -156,12 +155,15 @@ impl Importer {
         self.folder.path().join("containerd.sock")
     }
 
-    /// Ends containerd cleanly, so that its databases are whole.
+    /// Ends containerd cleanly, so that its databases are complete.
     fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.process), Signal::TERM)?;
         let started = Instant::now();
         while self.process.try_wait()?.is_none() {
-            ensure!(started.elapsed() < DEADLINE, "containerd does not end");
+            ensure!(
+                started.elapsed() < DEADLINE,
+                "containerd did not end after SIGTERM"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
@@ -170,13 +172,13 @@ impl Importer {
 
 impl Drop for Importer {
     fn drop(&mut self) {
-        // After a failure it may still run; after `end` both calls find nothing to do.
+        // It may still be running after a failure; after `end` both calls have no effect.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Replaces the hard links below `folder` that something may write to by copies.
+/// Replaces hard links below `folder` by copies, except in [`SHARED`].
 fn unshare_files(root: &Path, folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

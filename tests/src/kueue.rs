@@ -1,4 +1,4 @@
-//! Kueue on a cluster: its pinned source's own chart, and an image of the program built from that.
+//! Installs Kueue on a cluster: the chart and the program of its pinned source.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::{Cluster, image, root};
 pub const KUEUE: &str = "kueue-system";
 const RELEASE: &str = "kueue";
 const IMAGE: &str = "localhost/kueue:dev";
-/// How long its webhooks may take to answer after its pod is ready.
+/// Time limit for its webhooks to answer after its pod is ready.
 const WEBHOOKS: Duration = Duration::from_secs(120);
 
-/// Installs Kueue with its chart's own configuration, and waits until it is ready.
+/// Installs Kueue with its chart's default configuration, and waits until it is ready.
 pub fn install(cluster: &Cluster) -> Result<()> {
     let programs = Binaries::build_kueue()?;
     let context = tempfile::tempdir_in(root().join("target"))?;
@@ -31,7 +31,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
         format!("{manager}.image.repository={repository}"),
         format!("{manager}.image.tag={tag}"),
         format!("{manager}.image.pullPolicy=Never"),
-        // As few as will do: the machine has other work.
+        // Low requests: the nodes share one machine.
         format!("{manager}.resources.requests.cpu=10m"),
         format!("{manager}.resources.requests.memory=64Mi"),
         "controllerManager.featureGates[0].name=VisibilityOnDemand".to_owned(),
@@ -44,8 +44,8 @@ pub fn install(cluster: &Cluster) -> Result<()> {
         &values,
         &[],
     )?;
-    // Its first pod makes the certificate of its webhooks, which the kubelet brings to a pod that runs a minute later, and to one
-    // that starts at once.
+    // Its first pod creates the webhooks' certificate. The kubelet passes it to a running pod after
+    // a minute, but to a new pod at once.
     let kubectl = |arguments: &[&str]| cluster.kubectl_output(&[&["--namespace", KUEUE], arguments].concat());
     let (secret, deployment) = (
         "secret/kueue-webhook-server-cert",
@@ -60,7 +60,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     kubectl(&["rollout", "restart", deployment])?;
     kubectl(&["rollout", "status", deployment, "--timeout=300s"])?;
     wait_webhooks(cluster, context.path())?;
-    // They are served by what is off, and no namespace can be deleted while a served API does not answer.
+    // The disabled feature serves these APIs, and no namespace can be deleted without them.
     let mut services = vec!["delete", "apiservice", "--ignore-not-found"];
     services.extend([
         "v1beta1.visibility.kueue.x-k8s.io",
@@ -70,7 +70,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the API server reaches the webhooks. A ready pod is not enough: kube-proxy may still lead to the one before it.
+/// Waits until the API server reaches the webhooks: kube-proxy may still route to the previous pod.
 fn wait_webhooks(cluster: &Cluster, folder: &Path) -> Result<()> {
     let flavor = folder.join("flavor.json");
     let object = json!({
@@ -92,7 +92,7 @@ fn wait_webhooks(cluster: &Cluster, folder: &Path) -> Result<()> {
     }
 }
 
-/// Uninstalls it, and its objects with it.
+/// Uninstalls Kueue with its objects.
 pub fn uninstall(cluster: &Cluster) -> Result<()> {
     cluster.helm_uninstall(RELEASE, KUEUE)?;
     Ok(())

@@ -1,7 +1,7 @@
-//! Fake nodes: Node objects whose kubelets KWOK plays, so that thousands of them fit one machine.
+//! Fake nodes: Node objects with kubelets simulated by KWOK, so that thousands fit on one machine.
 //!
-//! A pod that is bound to one is Running and Ready at once and keeps running; one that is deleted is gone at once. Nobody
-//! listens at its address: packets to it get lost, as those to a dead node do. The nodes send no heartbeats, so the
+//! A pod bound to one is Running and Ready at once and keeps running; a deleted one disappears at
+//! once. Packets to its address are lost, as with a dead node. The nodes send no heartbeats, so the
 //! controller manager must not expect any.
 
 use anyhow::{Result, ensure};
@@ -20,12 +20,12 @@ use crate::process;
 /// The name under which its process and log are recorded.
 pub const COMPONENT: &str = "kwok";
 
-/// A network interface that packets to fake pods leave by, and that nothing is behind.
+/// A network interface that drops packets to fake pods.
 const NOWHERE: &str = "nowhere";
-/// Node objects posted at once.
+/// Node objects created concurrently.
 const POSTED_AT_ONCE: usize = 32;
 
-/// What the stages of a fake pod do to its status. Templates are Go's.
+/// The Go template of a running fake pod's status.
 const RUNNING: &str = r#"
 {{ $now := Now }}
 phase: Running
@@ -75,9 +75,9 @@ pub fn start(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Makes so many nodes with GPUs of a product.
+/// Creates `count` nodes, each with `gpus` GPUs of a product.
 pub async fn add_nodes(client: &Client, count: usize, product: &GpuProduct, gpus: u32) -> Result<()> {
-    ensure!(count > 0, "a cluster of no nodes runs no pods");
+    ensure!(count > 0, "a cluster without nodes runs no pods");
     let nodes: Api<Node> = Api::all(client.clone());
     let parameters = PostParams::default();
     stream::iter(0..count)
@@ -92,7 +92,7 @@ pub async fn add_nodes(client: &Client, count: usize, product: &GpuProduct, gpus
     Ok(())
 }
 
-/// A node that is ready from its first moment.
+/// A node that is ready from the start.
 fn node(index: usize, product: &GpuProduct, gpus: u32) -> Node {
     let name = format!("fake-{index:05}");
     let mut labels = product.labels(gpus);
@@ -116,7 +116,7 @@ fn node(index: usize, product: &GpuProduct, gpus: u32) -> Node {
     .expect("a node")
 }
 
-/// KWOK's options and stages, a document each.
+/// KWOK's options and stages, one per document.
 fn configuration(pods: &str) -> [Value; 4] {
     let stage = |name: &str, kind: &str, selector: Value, next: Value| {
         json!({
@@ -132,14 +132,14 @@ fn configuration(pods: &str) -> [Value; 4] {
     [
         json!({
             "apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration",
-            // No number of these has a default here. More pods at once than KWOK's usual four: the kubelets of all
-            // nodes together must not be the slowest part.
+            // These numbers have no defaults here. More pods in parallel than KWOK's usual four, so
+            // that the simulated kubelets are not the bottleneck.
             "options": {
                 "cidr": pods, "manageAllNodes": true, "podPlayStageParallelism": 32,
                 "nodePlayStageParallelism": 4, "podsOnNodeSyncParallelism": 4,
             },
         }),
-        // Without a stage for nodes KWOK takes care of none; this one never applies.
+        // KWOK ignores nodes unless there is a stage for them; this one never applies.
         stage(
             "node-unused",
             "Node",

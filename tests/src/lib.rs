@@ -1,9 +1,9 @@
-//! The real-cluster harness, and every test that needs more than its own crate
+//! The cluster harness, and tests that span crates
 //!
-//! [`Cluster`] is a real Kubernetes on this one machine: etcd, API server, controller manager, scheduler,
-//! kube-proxy, CoreDNS, and any number of nodes, each a real kubelet with a containerd of its own. The
-//! `vit-cluster` binary is a thin command line over it, so the demonstration and the end-to-end tests run
-//! on the same cluster.
+//! [`Cluster`] is a real Kubernetes cluster on one machine: etcd, API server, controller manager,
+//! scheduler, kube-proxy, CoreDNS, and any number of nodes, each a real kubelet with its own
+//! containerd. The `vit-cluster` binary wraps it, so the demo and the end-to-end tests use the same
+//! cluster.
 //!
 //! ```text
 //! host                              network namespace vit-NAME
@@ -12,9 +12,9 @@
 //!                                   └─ node1: containerd, kubelet (own mount namespace) ─ bridge pods1 ─ pods
 //! ```
 //!
-//! Everything a cluster starts lives in its network namespace, its nodes' mount namespaces and its
-//! cgroups. Teardown ends what is found there and removes them, so it needs no bookkeeping that a crash
-//! could falsify, and nothing is left in the host's network or mount table.
+//! All processes of a cluster are in its network namespace, its nodes' mount namespaces and its
+//! cgroups. Teardown kills the processes found there and removes these, so it needs no records that
+//! a crash could invalidate, and the host's network and mount table stay clean.
 
 pub mod audit;
 pub mod binaries;
@@ -55,7 +55,7 @@ use std::path::{Path, PathBuf};
 pub use cluster::Cluster;
 pub use config::{ClusterConfig, ClusterName, GpuProduct, Gpus, NodeConfig};
 
-/// Top of the source tree.
+/// Root of the source tree.
 pub fn root() -> PathBuf {
     let this = Path::new(env!("CARGO_MANIFEST_DIR"));
     this.parent().unwrap_or(this).to_owned()

@@ -1,4 +1,4 @@
-//! `vit-cluster`: a real Kubernetes cluster on this machine, brought up and down from the command line.
+//! `vit-cluster`: starts and removes real Kubernetes clusters on this machine.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use vit_tests::{
     Cluster, ClusterConfig, ClusterName, chart, cluster, control_plane, digits, discovery, dump,
 };
 
-/// A real Kubernetes cluster on this machine, for the demonstration and the end-to-end tests.
+/// Runs a real Kubernetes cluster on this machine, for the demo and the end-to-end tests.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Arguments {
@@ -26,26 +26,26 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Bring a cluster up, without the operator; print the path of its kubeconfig.
+    /// Start a cluster without the operator, and print the path of its kubeconfig.
     Up,
-    /// End a cluster, whole or not, and remove all that belongs to it.
+    /// Stop a cluster, healthy or not, and remove everything that belongs to it.
     Down,
-    /// Tell which clusters there are, and what of each runs. Fails if one is not whole.
+    /// List the clusters and their health. Fails if one is unhealthy.
     Status,
-    /// Run a program with the cluster's KUBECONFIG, and with its kubectl and helm on the PATH.
+    /// Run a program with the cluster's KUBECONFIG, and its kubectl and helm on the PATH.
     Exec {
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Print objects, events and logs of the cluster.
+    /// Print the cluster's objects, events and logs.
     Dump,
-    /// Tell the cluster's Prometheus which pods to scrape, until killed; `up` starts it.
+    /// Keep the scrape targets of the cluster's Prometheus current, until killed; `up` starts it.
     #[command(hide = true)]
     Discover,
     /// Write the handwritten digits as a data set in the CIFAR-10 binary layout.
     Digits {
-        /// The folder to write; one that is there is replaced.
+        /// The folder to write; an existing one is replaced.
         #[arg(long)]
         out: PathBuf,
     },
@@ -70,10 +70,7 @@ async fn main() -> ExitCode {
     }
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "what a command was asked for goes to standard output"
-)]
+#[expect(clippy::print_stdout, reason = "a command's result goes to standard output")]
 async fn run(Arguments { name, action }: Arguments) -> Result<()> {
     let state = || State::load(&name)?.with_context(|| format!("there is no cluster {name}"));
     match action {
@@ -86,7 +83,7 @@ async fn run(Arguments { name, action }: Arguments) -> Result<()> {
             let left = cluster::leftovers(&name)?.join(", ");
             ensure!(
                 left.is_empty(),
-                "still there after taking cluster {name} down: {left}"
+                "still present after removing cluster {name}: {left}"
             );
         }
         Action::Status => {
@@ -95,8 +92,8 @@ async fn run(Arguments { name, action }: Arguments) -> Result<()> {
                 let ended = cluster::ended(&state);
                 let condition = match (state.record().complete, ended.is_empty()) {
                     (true, true) => "running".to_owned(),
-                    (true, false) => format!("not whole, ended: {}", ended.join(", ")),
-                    (false, _) => "not whole, it never came up".to_owned(),
+                    (true, false) => format!("unhealthy, not running: {}", ended.join(", ")),
+                    (false, _) => "unhealthy, it never started completely".to_owned(),
                 };
                 println!(
                     "{}: {condition}; {} nodes; kubeconfig {}",
@@ -110,7 +107,7 @@ async fn run(Arguments { name, action }: Arguments) -> Result<()> {
             }
             ensure!(
                 broken.is_empty(),
-                "not whole: {}; `vit-cluster down --name NAME` removes the rest",
+                "unhealthy: {}; remove with `vit-cluster down --name NAME`",
                 broken.join(", ")
             );
         }

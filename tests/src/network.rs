@@ -1,8 +1,8 @@
-//! A cluster's addresses, and the network namespace that they live in.
+//! A cluster's addresses and network namespace.
 //!
-//! One veth pair joins the namespace to the host; the node and API addresses sit on its inner end, and the
-//! host has routes through it to pods and Services. Bridges, packet filters and the pods' own veth ends
-//! are inside, so they vanish with the namespace.
+//! A veth pair connects the namespace to the host. Its inner end has the addresses of nodes and API
+//! server, and the host routes pods and Services through it. Bridges, packet filters and the pods'
+//! veth ends are inside, so they disappear with the namespace.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
@@ -13,12 +13,12 @@ use anyhow::{Context, Result};
 use crate::command::{command, run};
 use crate::config::ClusterName;
 
-/// Clusters that can run side by side: pod networks are 10.244.0.0/16 to 10.255.0.0/16.
+/// Most clusters at the same time: pod networks are 10.244.0.0/16 to 10.255.0.0/16.
 pub const MAX_CLUSTERS: u8 = 12;
-/// Nodes whose addresses fit one cluster's /24.
+/// Most nodes whose addresses fit a cluster's /24.
 pub const MAX_NODES: usize = 200;
 
-/// The addresses of the cluster at one index.
+/// The addresses of the cluster with an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     index: u8,
@@ -69,7 +69,7 @@ impl Addresses {
         format!("10.{}.0.0/16", 96 + self.index)
     }
 
-    /// The Service of the API server, which takes the first address.
+    /// The Service of the API server: the first address.
     pub fn kubernetes_service(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.index, 0, 1)
     }
@@ -102,7 +102,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// The namespace of a cluster, whether it exists or not.
+    /// The namespace of a cluster, which may not exist.
     pub fn of(cluster: &ClusterName) -> Self {
         Self {
             name: format!("vit-{cluster}"),
@@ -114,9 +114,9 @@ impl Namespace {
         PathBuf::from("/run/netns").join(&self.name)
     }
 
-    /// The namespace's identity as `/proc/PID/ns/net` shows it; none if it does not exist.
+    /// The namespace's inode, as in `/proc/PID/ns/net`; `None` if it does not exist.
     pub fn inode(&self) -> Option<u64> {
-        // A leftover file that no namespace is mounted on lies on the same device as its folder.
+        // A leftover file without a mounted namespace is on the same device as its folder.
         let file = fs_err::metadata(self.path()).ok()?;
         let folder = fs_err::metadata("/run/netns").ok()?;
         (file.dev() != folder.dev()).then(|| file.ino())
@@ -125,7 +125,7 @@ impl Namespace {
     /// Creates the namespace, its link to the host, its addresses and the host's routes into it.
     pub fn create(&self, addresses: Addresses, nodes: usize) -> Result<()> {
         let outer = addresses.host_interface();
-        // Not `ip netns exec`: it mounts a fresh /sys and so hides the cgroups.
+        // Not `ip netns exec`: it mounts a new /sys, which hides the cgroups.
         ip(&["netns", "add", &self.name])?;
         ip(&[
             "link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &self.name,
@@ -160,9 +160,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// Removes the namespace and, where its addresses are known, the host's end of its link; both may be gone already.
+    /// Removes the namespace and, with `addresses`, the host's end of its link, if they exist.
     pub fn delete(&self, addresses: Option<Addresses>) -> Result<()> {
-        // The kernel removes the link with the namespace too, but some time later.
+        // The kernel also removes the link with the namespace, but later.
         if let Some(outer) = addresses
             .map(Addresses::host_interface)
             .filter(|outer| link_exists(outer))
@@ -175,7 +175,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Takes an interface down, if it is there.
+    /// Takes an interface down, if it exists.
     pub fn cut(&self, interface: &str) -> Result<()> {
         if self.ip(&["link", "show", interface]).is_ok() {
             self.ip(&["link", "set", interface, "down"])?;
@@ -183,7 +183,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Runs a program inside, in the caller's mount namespace; its standard output.
+    /// Runs a program inside, in the caller's mount namespace, and returns its standard output.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let net = format!("--net={}", self.path().display());
         run(command("nsenter", [net.as_str(), program]).args(arguments))
@@ -195,7 +195,7 @@ impl Namespace {
     }
 }
 
-/// Whether the host has anything at the addresses that a cluster at this index would take.
+/// Whether the host already uses a cluster's addresses.
 pub fn is_taken(addresses: Addresses) -> Result<bool> {
     let host = format!("{}/", addresses.host());
     let links = run(&mut command("ip", ["-o", "-4", "addr", "show"]))?;
@@ -208,7 +208,7 @@ pub fn is_taken(addresses: Addresses) -> Result<bool> {
             .any(|to| networks.iter().any(|n| n == to)))
 }
 
-/// The hosts' ends of veth pairs that exist for clusters at any of these indices.
+/// The existing host ends of the veth pairs of clusters with these indices.
 pub fn host_interfaces(indices: impl IntoIterator<Item = u8>) -> Vec<String> {
     indices
         .into_iter()

@@ -1,9 +1,9 @@
-//! A node: a kubelet and a containerd in a mount namespace of their own, with a bridge for the node's pods.
+//! A node: a kubelet and a containerd in a mount namespace, with a bridge for the node's pods.
 //!
-//! The mount namespace gives every node its own `/var/lib/kubelet`, `/var/log/pods`, `/var/lib/cni` and
-//! `/run/containerd`, so nodes do not clean up each other's files, and all mounts of its pods vanish with
-//! its last process. A process that only sleeps, the holder, keeps it open while kubelet and containerd
-//! come and go.
+//! The mount namespace gives every node its own `/var/lib/kubelet`, `/var/log/pods`, `/var/lib/cni`
+//! and `/run/containerd`, so that nodes do not clean up each other's files. All mounts of its pods
+//! disappear with its last process. A sleeping process, the holder, keeps it open while kubelet and
+//! containerd restart.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::config::Gpus;
 use crate::state::State;
 use crate::{cgroup, image, process};
 
-/// How long a node's part may take to answer.
+/// Time limit for a node's part to become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Where each folder of a node's own is seen by its kubelet and containerd, and whether it lies on disk
-/// (true) or with the sockets in memory (false).
+/// A node's own folders: name, mount point, and whether it is on disk (true) or with the sockets in
+/// memory (false).
 const MOUNTS: [(&str, &str, bool); 5] = [
     ("kubelet", "/var/lib/kubelet", true),
     ("log-pods", "/var/log/pods", true),
@@ -34,7 +34,7 @@ const MOUNTS: [(&str, &str, bool); 5] = [
     ("run-containerd", "/run/containerd", false),
 ];
 
-/// The parts of a node, by the names under which its processes and logs are recorded.
+/// The parts of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Keeps the mount namespace open.
@@ -46,10 +46,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts in the order they start.
+    /// All parts, in start order.
     pub const ALL: [Self; 3] = [Self::Holder, Self::Containerd, Self::Kubelet];
 
-    /// The component's name for a node.
+    /// The component's name, under which its process and log are recorded.
     pub fn component(self, node: &str) -> String {
         let part = match self {
             Self::Holder => "mounts",
@@ -60,9 +60,9 @@ impl Part {
     }
 }
 
-/// Starts what of a node does not run: its mount namespace, containerd, and kubelet.
+/// Starts the parts of a node that are not running: mount namespace, containerd, and kubelet.
 ///
-/// containerd's root folder is already filled with the node's images.
+/// containerd's root folder must already contain the node's images.
 pub fn start(state: &State, binaries: &Binaries, node: &str) -> Result<()> {
     start_containerd(state, binaries, node)?;
     start_kubelet(state, binaries, node)
@@ -99,7 +99,7 @@ pub fn start_containerd(state: &State, binaries: &Binaries, node: &str) -> Resul
         process::check(state, &component)?;
         ensure!(
             started.elapsed() < READY_DEADLINE,
-            "{component} does not listen on {}",
+            "{component} is not listening on {}",
             socket.display()
         );
         std::thread::sleep(Duration::from_millis(20));
@@ -107,14 +107,14 @@ pub fn start_containerd(state: &State, binaries: &Binaries, node: &str) -> Resul
     Ok(())
 }
 
-/// Starts a node's kubelet; its containerd already runs.
+/// Starts a node's kubelet; its containerd must be running.
 pub fn start_kubelet(state: &State, binaries: &Binaries, node: &str) -> Result<()> {
     let component = Part::Kubelet.component(node);
     if process::running(state, &component).is_some() {
         return Ok(());
     }
     let holder = process::running(state, &Part::Holder.component(node))
-        .with_context(|| format!("node {node}: its containerd has to be started before its kubelet"))?;
+        .with_context(|| format!("node {node}: start its containerd before its kubelet"))?;
     cgroup::create(state.name(), node)?;
     let folder = state.node_directory(node);
     let config = folder.join("kubelet.json");
@@ -130,10 +130,10 @@ pub fn start_kubelet(state: &State, binaries: &Binaries, node: &str) -> Result<(
     Ok(())
 }
 
-/// Kills a node as a power cut does: its pods' network, kubelet, containerd, and every process of its pods, at once.
-/// Without the network no peer is told that a connection has ended.
+/// Kills a node like a power cut: its pods' network, kubelet, containerd, and all its pods'
+/// processes. The network goes first, so that peers do not see connections close.
 ///
-/// What is on its disk stays, so [`start`] brings the same node back.
+/// Its disk stays, so [`start`] restarts the same node.
 pub fn kill(state: &State, node: &str) -> Result<()> {
     state.namespace().cut(&bridge(state.position(node)?))?;
     // The runtime first, so that it restarts nothing.
@@ -188,7 +188,10 @@ fn start_holder(state: &State, binaries: &Binaries, node: &str) -> Result<i32> {
     let started = Instant::now();
     while !ready.exists() {
         process::check(state, &component)?;
-        ensure!(started.elapsed() < READY_DEADLINE, "{component} mounts nothing");
+        ensure!(
+            started.elapsed() < READY_DEADLINE,
+            "{component} did not mount its folders"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(pid)
@@ -200,8 +203,9 @@ fn containerd_toml(state: &State, node: &str) -> String {
     let root = state.node_data(node).join("containerd");
     let root = root.display();
     let pause = image::PAUSE;
-    // `restrict_oom_score_adj`: where CAP_SYS_RESOURCE is missing, runc otherwise dies with "can't get final
-    // child's PID from pipe". The pinned pause image has its full name, or the CRI tries to pull it.
+    // `restrict_oom_score_adj`: without CAP_SYS_RESOURCE, runc otherwise fails with "can't get
+    // final child's PID from pipe". The pause image needs its full name, or the CRI tries to pull
+    // it.
     format!(
         r#"version = 3
 root = "{root}"
@@ -249,7 +253,7 @@ fn cni_config(state: &State, node: &str) -> Result<serde_json::Value> {
     }))
 }
 
-/// The bridge of a node's pods. The plugin sets it up with every pod it adds.
+/// The bridge of a node's pods. The CNI plugin sets it up for every pod.
 fn bridge(position: usize) -> String {
     format!("pods{position}")
 }
@@ -259,10 +263,10 @@ fn kubelet_config(state: &State, node: &str) -> Result<serde_json::Value> {
     Ok(json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        // Every kubelet has an address of its own, so that all can listen on port 10250.
+        // Each kubelet has its own address, so that all can listen on port 10250.
         "address": state.addresses().node(state.position(node)?),
         "healthzPort": 0,
-        // Renewed every two seconds, so that a dead node is known sooner than by default, after 40 s.
+        // Renewed every two seconds, so that a dead node is detected sooner than the default 40 s.
         "nodeLeaseDurationSeconds": 8,
         "authentication": {
             "anonymous": {"enabled": false},
@@ -282,12 +286,12 @@ fn kubelet_config(state: &State, node: &str) -> Result<serde_json::Value> {
         "tlsPrivateKeyFile": state.pki(&format!("node-{node}.key")),
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "serializeImagePulls": false,
-        // There is no registry to get a collected image back from.
+        // No registry has the images: never collect them.
         "imageGCHighThresholdPercent": 100,
     }))
 }
 
-/// Waits until a node is Ready, then gives it labels and GPUs.
+/// Waits until a node is Ready.
 pub async fn await_ready(state: &State, client: &Client, node: &str) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let started = Instant::now();
@@ -301,7 +305,7 @@ pub async fn await_ready(state: &State, client: &Client, node: &str) -> Result<(
         }
         ensure!(
             started.elapsed() < READY_DEADLINE,
-            "node {node} is not Ready after {READY_DEADLINE:?}: {:?}; the end of its kubelet's log:\n{}",
+            "node {node} is not Ready after {READY_DEADLINE:?}: {:?}; tail of its kubelet's log:\n{}",
             seen.and_then(|node| node.status)
                 .and_then(|status| status.conditions),
             crate::command::tail_of_file(&state.log_file(&Part::Kubelet.component(node)), 20)
@@ -318,7 +322,7 @@ fn is_ready(node: &Node) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Sets labels of a node; a value of none removes the label.
+/// Sets labels of a node; `None` removes a label.
 pub async fn set_labels<'a>(
     client: &Client,
     node: &str,
@@ -336,7 +340,7 @@ pub async fn set_labels<'a>(
     Ok(())
 }
 
-/// Makes a node advertise GPUs, as both capacity and allocatable; the kubelet keeps them.
+/// Makes a node advertise GPUs as capacity and allocatable, which the kubelet preserves.
 pub async fn set_gpus(client: &Client, node: &str, gpus: &Gpus) -> Result<()> {
     let count = gpus.count.to_string();
     let resources = json!({gpus.resource.as_str(): count});

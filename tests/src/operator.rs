@@ -1,4 +1,4 @@
-//! The operator on a cluster: images from the shipped Dockerfiles, installed by the real Helm from the shipped chart.
+//! Installs the operator on a cluster: the shipped Dockerfiles and chart, with the real Helm.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
-/// Another namespace that a release may be in.
+/// Another namespace for a release.
 pub const ELSEWHERE: &str = "elsewhere";
 
-/// Whose requests are logged: the operator's, those of its chart's test, and the operator's where it is elsewhere.
+/// The audited accounts: the operator, its chart's test, and an operator in [`ELSEWHERE`].
 pub fn accounts() -> [Account<'static>; 3] {
     let account = |namespace, name| Account { namespace, name };
     [
@@ -24,9 +24,9 @@ pub fn accounts() -> [Account<'static>; 3] {
     ]
 }
 
-/// A new cluster with the operator installed from the chart: three nodes of one GPU product and one of another, with so
-/// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been
-/// built. Nodes hold their images, and those of `more` archives.
+/// Starts a cluster with the operator, Prometheus, three nodes of one GPU product and one of
+/// another. Replaces an existing one. Operator and trainer must be built; nodes have their images
+/// and those of the archives in `more`.
 pub async fn cluster_with_operator(
     name: &ClusterName,
     gpus_per_node: u32,
@@ -44,13 +44,12 @@ pub async fn cluster_with_operator(
     Ok(cluster)
 }
 
-/// Installs the operator from the chart, or upgrades it, and waits until it is ready. `values` are further ones.
+/// Installs or upgrades the operator with additional `values`, and waits until it is ready.
 pub fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
     install_from(cluster, &chart::folder(), OPERATOR, values)
 }
 
-/// The same from another chart, to another namespace. The definition of the resource, which a release leaves behind, becomes
-/// part of this one.
+/// The same from another chart or into another namespace. The release takes over existing CRDs.
 pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[String]) -> Result<String> {
     let mut all = Vec::new();
     for (value, image) in [("image", image::OPERATOR), ("test.image", image::TRAINER)] {
@@ -65,8 +64,8 @@ pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[
     cluster.helm_upgrade(OPERATOR, namespace, chart, &all, &flags)
 }
 
-/// Starts a built operator beside a cluster, as a process with the rights that the [installed](install) chart gives, and no
-/// others.
+/// Starts a built operator as a process outside the cluster, with exactly the rights of the
+/// [installed](install) chart.
 pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<()> {
     ensure!(
         program.exists(),
@@ -98,9 +97,9 @@ pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<
     Ok(())
 }
 
-/// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries: those of `make binaries`, which
-/// check their arithmetic, or with `VIT_PROFILE=release` those of `make release`. libtorch, in which training spends its time,
-/// is optimised as it comes.
+/// Builds the images of operator and trainer from the shipped Dockerfiles and the binaries of `make
+/// binaries`, which check for overflow, or of `make release` with `VIT_PROFILE=release`. libtorch,
+/// where training spends its time, is optimized in both.
 pub fn images() -> Result<[PathBuf; 2]> {
     let profile = std::env::var("VIT_PROFILE").unwrap_or_else(|_| "debug".to_owned());
     let built = root().join("target").join(profile);
@@ -121,7 +120,7 @@ pub fn images() -> Result<[PathBuf; 2]> {
     ])
 }
 
-/// Builds an image from these files, each of which has a path in the build context; the path of its OCI archive.
+/// Builds an image from files and their paths in the build context, and returns its OCI archive.
 pub fn build(name: &str, dockerfile: &Path, files: &[(PathBuf, String)]) -> Result<PathBuf> {
     for (file, _) in files {
         ensure!(

@@ -1,4 +1,4 @@
-//! System packages that the cluster and the image builds need, and whether this machine can run a cluster.
+//! Installs packages for clusters and image builds, and checks that this machine can run a cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use crate::command::{command, exists, run, run_logged};
 use crate::progress::{say, step};
 use crate::{cache, cgroup};
 
-/// Where Debian's containernetworking-plugins puts the CNI plugins.
+/// Folder of the CNI plugins in Debian's containernetworking-plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// A program, and the Debian package it comes from.
+/// Programs and their Debian packages.
 const PROGRAMS: [(&str, &str); 9] = [
     ("nsenter", "util-linux"),
     ("mount", "mount"),
@@ -25,17 +25,17 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("cc", "gcc"),
 ];
 
-/// Files that no program on the `PATH` stands for, and their packages.
+/// Other required files and their packages.
 const FILES: [(&str, &str); 2] = [
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),
     ("/usr/include/stdio.h", "libc6-dev"),
 ];
 
-/// What a user can do where no cluster can run.
+/// The alternative for users who cannot run a cluster.
 const WITHOUT_CLUSTER: &str =
     "without a cluster, `vit-trainer run -f examples/digits.yaml` trains the same job as local processes";
 
-/// Fails at once, and says why, if this user on this machine cannot run a cluster.
+/// Fails with the reason if this user cannot run a cluster on this machine.
 pub fn check_machine() -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -47,10 +47,10 @@ pub fn check_machine() -> Result<()> {
             ["--net", "--mount", "--propagation", "private", "true"],
         ))
         .with_context(|| {
-            format!("this machine lets root make no network or mount namespace; {WITHOUT_CLUSTER}")
+            format!("root cannot create network or mount namespaces on this machine; {WITHOUT_CLUSTER}")
         })?;
     }
-    cgroup::check().with_context(|| format!("this machine lets root make no cgroup; {WITHOUT_CLUSTER}"))
+    cgroup::check().with_context(|| format!("root cannot create cgroups on this machine; {WITHOUT_CLUSTER}"))
 }
 
 /// The packages that are missing.
@@ -66,7 +66,7 @@ pub fn missing() -> Vec<&'static str> {
     programs.chain(files).collect()
 }
 
-/// Installs what is missing, where apt can do that.
+/// Installs missing packages with apt.
 pub fn install_missing() -> Result<()> {
     if missing().is_empty() {
         return Ok(());
@@ -96,14 +96,14 @@ pub fn install_missing() -> Result<()> {
     let still = self::missing();
     ensure!(
         still.is_empty(),
-        "apt-get installed the packages, but these still lack their files: {still:?}"
+        "apt-get installed the packages, but files of these are still missing: {still:?}"
     );
     Ok(())
 }
 
-/// The Prometheus server: the installed one, else Debian's package unpacked into the cache.
+/// The Prometheus server: the installed one, or Debian's package unpacked into the cache.
 ///
-/// Unpacked, not installed: the package would bring a service that starts with the machine.
+/// Installing the package would add a service that starts with the machine.
 pub fn prometheus() -> Result<PathBuf> {
     let installed = Path::new("/usr/bin/prometheus");
     if installed.exists() {
@@ -128,13 +128,13 @@ pub fn prometheus() -> Result<PathBuf> {
     step("fetching Debian's prometheus package", || {
         let download = || run(apt_get(["download", "prometheus"]).current_dir(staging.path()));
         if download().is_err() {
-            say("the package lists are missing or old: apt-get update");
+            say("the package lists are missing or outdated: running apt-get update");
             run(&mut apt_get(["update"]))?;
             download()?;
         }
         let mut packages = fs::read_dir(staging.path())?;
         let Some(package) = packages.next() else {
-            bail!("apt-get download left no file")
+            bail!("apt-get download produced no file")
         };
         let unpacked = staging.path().join("unpacked");
         run(command("dpkg-deb", ["--extract"])
@@ -150,7 +150,7 @@ pub fn prometheus() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// One apt-get at a time: a second one does not wait for the lists that the first one fetches, but fails.
+/// One apt-get at a time: a second one would fail instead of waiting for the lock.
 fn apt_lock() -> Result<fs::File> {
     cache::lock(&cache::directory()?.join("packages.lock"))
 }

@@ -13,16 +13,16 @@ use serde_json::json;
 
 use crate::state::State;
 
-/// Who a certificate speaks for, and where it may be served.
+/// Subject and server names of a certificate.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
     /// The Kubernetes user.
     pub user: String,
     /// The Kubernetes group, if any.
     pub group: Option<String>,
-    /// Addresses of the server that shows it.
+    /// Addresses of the server.
     pub addresses: Vec<IpAddr>,
-    /// Names of the server that shows it.
+    /// DNS names of the server.
     pub names: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ impl Identity {
     }
 }
 
-/// The authority that signs everything in one cluster.
+/// The certificate authority of a cluster.
 #[derive(Debug)]
 pub struct Authority {
     certificate: String,
@@ -51,7 +51,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes a new authority, and the key that service account tokens are signed with.
+    /// Creates an authority, and the key that signs service account tokens.
     pub fn create(state: &State) -> Result<Self> {
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = name(&format!("vit-cluster {}", state.name()), None);
@@ -69,7 +69,7 @@ impl Authority {
         })
     }
 
-    /// Writes `FILE.crt` and `FILE.key` for an identity, good for serving and for calling.
+    /// Writes `FILE.crt` and `FILE.key` for an identity, valid for servers and clients.
     pub fn issue(&self, state: &State, file: &str, identity: &Identity) -> Result<(String, String)> {
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = name(&identity.user, identity.group.as_deref());

@@ -1,4 +1,4 @@
-//! `kubectl vit` as its users run it.
+//! Runs `kubectl vit` as users do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::Cluster;
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
     /// The exit code.
@@ -19,20 +19,20 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Asserts the exit code, and that the words are told on either of both.
+    /// Checks the exit code, and that standard output or error contains each of `words`.
     pub fn check(self, code: i32, words: &[&str]) -> Result<Self> {
         ensure!(
             self.code == code,
-            "exit code {} in place of {code}: {self:#?}",
+            "exit code {} instead of {code}: {self:#?}",
             self.code
         );
-        let told = format!("{}{}", self.stdout, self.stderr);
-        // Sentences may be on several lines.
-        let in_a_line = told.split_whitespace().collect::<Vec<_>>().join(" ");
+        let both = format!("{}{}", self.stdout, self.stderr);
+        // Sentences may wrap.
+        let in_a_line = both.split_whitespace().collect::<Vec<_>>().join(" ");
         for word in words {
             ensure!(
-                told.contains(word) || in_a_line.contains(word),
-                "{word:?} is not told:\n{}{}",
+                both.contains(word) || in_a_line.contains(word),
+                "{word:?} is missing from:\n{}{}",
                 self.stdout,
                 self.stderr
             );
@@ -41,13 +41,13 @@ impl Outcome {
     }
 }
 
-/// The folder of the built binaries, which the test that asks is in, too.
+/// The folder of the built binaries, above the running test's.
 pub fn binaries() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folder = test
         .parent()
         .and_then(Path::parent)
-        .context("a test lies in a folder")?;
+        .context("the test's path has no grandparent")?;
     ensure!(
         folder.join("kubectl-vit").is_file(),
         "{} is not built: cargo build --workspace --bins",
@@ -68,11 +68,11 @@ pub fn command(cluster: &Cluster, arguments: &[&str]) -> Result<Command> {
     Ok(kubectl)
 }
 
-/// Runs a command to its end, whichever that is.
+/// Runs a command and returns its result, even if it fails.
 pub fn ended(command: &mut Command) -> Result<Outcome> {
     let output = command.output()?;
     Ok(Outcome {
-        code: output.status.code().context("was not ended by a signal")?,
+        code: output.status.code().context("a signal ended the command")?,
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     })

@@ -1,7 +1,7 @@
-//! Processes that outlive the harness: how they are started, found again and ended.
+//! Starts, finds and ends processes that outlive the harness.
 //!
-//! A component's process id is in `pids/NAME` of the cluster's folder. What belongs to a cluster is told
-//! by the network namespace it runs in, which no other process shares, and by the cluster's cgroups.
+//! A component's process id is in `pids/NAME` of the cluster's folder. The cluster's network
+//! namespace and cgroups identify its processes: no other process is in them.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,13 +14,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::command::tail_of_file;
 use crate::state::State;
 
-/// How long a killed process may take to go.
+/// Time limit for a signaled process to end.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Starts a component in the cluster's network namespace, detached, with its output in its log.
 ///
-/// `mount_namespace` is the process whose mount namespace it enters as well. The returned process id is
-/// also recorded under `name`, replacing an earlier one.
+/// `mount_namespace` is a process whose mount namespace it also enters. The returned process id is
+/// recorded under `name`, replacing an earlier one.
 pub fn start(
     state: &State,
     name: &str,
@@ -38,8 +38,8 @@ pub fn start(
         .into_parts()
         .0;
     let mut command = Command::new("setsid");
-    // The shell writes its process id and becomes the component; its parent is gone by then, so the
-    // component is init's child and leaves no zombie in this process.
+    // The shell writes its process id and becomes the component. Its parent has ended by then, so
+    // the component is init's child and does not become this process's zombie.
     command.args([
         "--fork",
         "sh",
@@ -66,14 +66,14 @@ pub fn start(
     ensure!(status.success(), "cannot start {name}: {}", tail_of_file(&log, 5));
     let started = Instant::now();
     loop {
-        // Until it has entered the network namespace it does not count as running.
+        // It counts as running once it has entered the network namespace.
         if let Some(pid) = running(state, name) {
             return Ok(pid);
         }
         let ended = recorded(state, name).is_some_and(|pid| !is_alive(pid));
         ensure!(
             !ended && started.elapsed() < END_DEADLINE,
-            "{name} does not start; the end of {}:\n{}",
+            "{name} failed to start; tail of {}:\n{}",
             log.display(),
             tail_of_file(&log, 20)
         );
@@ -81,7 +81,7 @@ pub fn start(
     }
 }
 
-/// The process id that was recorded for a component.
+/// The recorded process id of a component.
 fn recorded(state: &State, name: &str) -> Option<i32> {
     fs::read_to_string(state.pid_file(name)).ok()?.trim().parse().ok()
 }
@@ -99,7 +99,7 @@ pub fn listens_on(state: &State, name: &str, port: u16) -> bool {
     table.is_some_and(|table| has_listener(&table, port))
 }
 
-/// Whether a table in the form of `/proc/net/tcp` has a socket in the state LISTEN (0A) on this port.
+/// Whether a table in the format of `/proc/net/tcp` has a listening socket (state 0A) on this port.
 fn has_listener(table: &str, port: u16) -> bool {
     let end = format!(":{port:04X}");
     table.lines().skip(1).any(|line| {
@@ -108,20 +108,20 @@ fn has_listener(table: &str, port: u16) -> bool {
     })
 }
 
-/// Fails with the end of its log if a component has ended.
+/// Fails with the tail of its log if a component has ended.
 pub fn check(state: &State, name: &str) -> Result<()> {
     if running(state, name).is_some() {
         return Ok(());
     }
     let log = state.log_file(name);
     bail!(
-        "{name} has ended; the end of {}:\n{}",
+        "{name} has ended; tail of {}:\n{}",
         log.display(),
         tail_of_file(&log, 20)
     )
 }
 
-/// Sends a component a signal and waits until it is gone.
+/// Sends a component a signal and waits until it has ended.
 pub fn end(state: &State, name: &str, signal: Signal) -> Result<()> {
     let Some(pid) = running(state, name) else {
         return Ok(());
@@ -131,33 +131,33 @@ pub fn end(state: &State, name: &str, signal: Signal) -> Result<()> {
     while is_alive(pid) {
         ensure!(
             started.elapsed() < END_DEADLINE,
-            "{name} (process {pid}) does not end on signal {signal:?}"
+            "{name} (process {pid}) did not end after signal {signal:?}"
         );
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-/// A component that does nothing, not even end, until this is dropped.
+/// A component that stays paused until this is dropped.
 #[derive(Debug)]
 pub struct Paused(i32);
 
 impl Drop for Paused {
     fn drop(&mut self) {
-        // One that was killed meanwhile needs no waking.
+        // It may have been killed meanwhile.
         let _ = send(self.0, Signal::CONT);
     }
 }
 
-/// Stops a component where it is.
+/// Pauses a component.
 pub fn pause(state: &State, name: &str) -> Result<Paused> {
     check(state, name)?;
-    let pid = running(state, name).with_context(|| format!("{name} does not run"))?;
+    let pid = running(state, name).with_context(|| format!("{name} is not running"))?;
     send(pid, Signal::STOP)?;
     Ok(Paused(pid))
 }
 
-/// Kills whatever `find` returns, again until it returns nothing.
+/// Kills the processes that `find` returns, until it returns none.
 pub fn kill_all(what: &str, find: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -167,7 +167,7 @@ pub fn kill_all(what: &str, find: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
         }
         ensure!(
             started.elapsed() < END_DEADLINE,
-            "{what}: processes {alive:?} do not end on SIGKILL"
+            "{what}: processes {alive:?} did not end after SIGKILL"
         );
         for pid in alive {
             send(pid, Signal::KILL)?;
@@ -176,12 +176,12 @@ pub fn kill_all(what: &str, find: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
     }
 }
 
-/// The living processes in the network namespace with this inode.
+/// The live processes in the network namespace with this inode.
 pub fn in_network_namespace(inode: u64) -> Result<Vec<i32>> {
     living_where(|pid| network_namespace(pid) == Some(inode))
 }
 
-/// The living processes that share a process's mount namespace, itself among them.
+/// The live processes in the mount namespace of `pid`, including itself.
 pub fn in_mount_namespace_of(pid: i32) -> Result<Vec<i32>> {
     let Some(namespace) = namespace(pid, "mnt") else {
         return Ok(Vec::new());
@@ -189,7 +189,7 @@ pub fn in_mount_namespace_of(pid: i32) -> Result<Vec<i32>> {
     living_where(|other| self::namespace(other, "mnt") == Some(namespace))
 }
 
-/// The living processes whose command line mentions a path below `folder`.
+/// The live processes whose command line contains a path below `folder`.
 pub fn mentioning(folder: &Path) -> Result<Vec<i32>> {
     let prefix = format!("{}/", folder.display());
     let mentions = |pid| {
@@ -216,7 +216,7 @@ fn living_where(belongs: impl Fn(i32) -> bool) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Those of the processes that are not zombies.
+/// The processes that are not zombies.
 pub fn living(pids: Vec<i32>) -> Vec<i32> {
     pids.into_iter().filter(|pid| is_alive(*pid)).collect()
 }
@@ -239,8 +239,7 @@ fn parse_namespace(link: &str, kind: &str) -> Option<u64> {
         .ok()
 }
 
-/// Whether anything of a process is left that can hold files and ports: its first thread may be a zombie long before the last one
-/// has ended.
+/// Whether a process can still hold files and ports: its other threads may outlive the first.
 fn is_alive(pid: i32) -> bool {
     match state_of(pid) {
         None | Some('X') => false,
@@ -249,10 +248,10 @@ fn is_alive(pid: i32) -> bool {
     }
 }
 
-/// The state of a process's first thread, as the kernel abbreviates it.
+/// The kernel's state letter of a process's first thread.
 fn state_of(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // It follows the command in parentheses, which may hold anything.
+    // It follows the command in parentheses, which may contain any character.
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
@@ -285,7 +284,7 @@ mod tests {
             1: 0100007F:1F90 0100007F:094C 01 00000000:00000000\n";
         assert!(has_listener(table, 2379));
         assert!(!has_listener(table, 2380));
-        assert!(!has_listener(table, 8080), "a connection is no listener");
+        assert!(!has_listener(table, 8080), "a connection is not a listener");
     }
 
     #[test]

@@ -1,19 +1,19 @@
-//! What a long step says while it runs: what it does, and how long it took.
+//! Progress messages of long steps.
 
 use std::fmt::Display;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How often a step says that it still runs.
+/// How often a running step prints a message.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// One line on standard error, marked as the harness's.
-#[expect(clippy::print_stderr, reason = "progress is for the person who waits")]
+/// Prints a line on standard error, with the harness's prefix.
+#[expect(clippy::print_stderr, reason = "progress is for the user")]
 pub fn say(message: impl Display) {
     eprintln!("vit-cluster: {message}");
 }
 
-/// Announces a step, runs it, says that it still runs, and tells how long it took or that it failed.
+/// Runs a step, printing its start, a regular heartbeat, and its result with the duration.
 pub fn step<T>(what: impl Display, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let what = what.to_string();
     let started = Instant::now();

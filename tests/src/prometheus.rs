@@ -1,4 +1,4 @@
-//! A real Prometheus in the cluster's network that scrapes annotated pods, and queries to it.
+//! A real Prometheus in the cluster's network that scrapes annotated pods, and a client for it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub const COMPONENT: &str = "prometheus";
 /// How often pods are scraped and rules evaluated.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest that a query may take.
+/// Time limit of a query.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -67,12 +67,12 @@ pub fn start(state: &State, binaries: &Binaries) -> Result<()> {
     Ok(())
 }
 
-/// The rules that Prometheus evaluates: those of the chart, until others are [loaded](load_rules).
+/// Prometheus' rules: the chart's, until others are [loaded](load_rules).
 fn rules_file(state: &State) -> PathBuf {
     state.directory().join("rules.yaml")
 }
 
-/// Has a running Prometheus evaluate these rules in place of all others.
+/// Replaces the rules of a running Prometheus.
 pub fn load_rules(state: &State, rules: &str) -> Result<()> {
     fs::write(rules_file(state), rules)?;
     let mut answer = ureq::post(format!("{}/-/reload", state.addresses().prometheus_url()))
@@ -82,15 +82,15 @@ pub fn load_rules(state: &State, rules: &str) -> Result<()> {
         .build()
         .send_empty()
         .context("cannot reach Prometheus")?;
-    let said = answer.body_mut().read_to_string()?;
+    let body = answer.body_mut().read_to_string()?;
     ensure!(
         answer.status().is_success(),
-        "Prometheus refuses the rules: {said}"
+        "Prometheus refuses the rules: {body}"
     );
     Ok(())
 }
 
-/// Scrapes, each second, the pods that [`discovery`] finds.
+/// Scrapes the pods that [`discovery`] finds every second.
 fn configuration(state: &State) -> serde_json::Value {
     let every = format!("{}s", INTERVAL.as_secs());
     json!({
@@ -98,14 +98,14 @@ fn configuration(state: &State) -> serde_json::Value {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "scrape_configs": [{
             "job_name": "pods",
-            // Where a pod's series name a job or a namespace themselves, theirs are the meaningful ones.
+            // A pod's own labels `job` and `namespace` win over those of the target.
             "honor_labels": true,
             "file_sd_configs": [{"files": [discovery::targets_file(state)]}],
         }],
     })
 }
 
-/// The `vit-cluster` program: this one, or the one that cargo put beside this one or above its tests.
+/// The `vit-cluster` program, in the folder of this program or its parent.
 fn harness_program() -> Result<PathBuf> {
     const NAME: &str = "vit-cluster";
     let this = std::env::current_exe().context("this program's path")?;
@@ -113,7 +113,7 @@ fn harness_program() -> Result<PathBuf> {
     let mut candidates = folders.map(|folder| folder.join(NAME));
     candidates.find(|path| path.is_file()).with_context(|| {
         format!(
-            "no {NAME} beside {}: build it with `cargo build -p vit-tests --bin {NAME}`",
+            "no {NAME} next to {}: build it with `cargo build -p vit-tests --bin {NAME}`",
             this.display()
         )
     })
@@ -122,7 +122,7 @@ fn harness_program() -> Result<PathBuf> {
 /// One time series' value at the time of a query.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Sample {
-    /// The series' labels, `__name__` among them unless the query dropped it.
+    /// The series' labels, including `__name__` unless the query dropped it.
     #[serde(rename = "metric")]
     pub labels: BTreeMap<String, String>,
     /// Its value.
@@ -136,19 +136,19 @@ pub struct Range {
     /// The series' labels.
     #[serde(rename = "metric")]
     pub labels: BTreeMap<String, String>,
-    /// Times, in seconds of Unix time, and values.
+    /// Times in Unix seconds, and values.
     #[serde(deserialize_with = "values")]
     pub values: Vec<(f64, f64)>,
 }
 
-/// An alert that is pending or fires.
+/// A pending or firing alert.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Alert {
-    /// Its labels, `alertname` among them.
+    /// Its labels, including `alertname`.
     pub labels: BTreeMap<String, String>,
-    /// What its rule says of it, its templates filled in.
+    /// Its rule's annotations, with expanded templates.
     pub annotations: BTreeMap<String, String>,
-    /// Whether it fires, or its `for` is not over.
+    /// Whether it is firing.
     pub state: AlertState,
 }
 
@@ -156,20 +156,20 @@ pub struct Alert {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum AlertState {
-    /// Its expression has not been true for long enough.
+    /// Its `for` duration has not passed.
     Pending,
-    /// It fires.
+    /// It is firing.
     Firing,
 }
 
-/// Evaluates a `PromQL` expression now; a scalar gives one sample without labels.
+/// Evaluates a `PromQL` expression now; a scalar becomes a sample without labels.
 pub fn query(url: &str, expression: &str) -> Result<Vec<Sample>> {
     let data: Data = ask(url, "query", &[("query", expression)])
         .with_context(|| format!("Prometheus query {expression:?}"))?;
     Ok(data.samples())
 }
 
-/// Evaluates a `PromQL` expression from one time to another, both in seconds of Unix time, every `step`.
+/// Evaluates a `PromQL` expression every `step` of a time range in Unix seconds.
 pub fn query_range(
     url: &str,
     expression: &str,
@@ -188,7 +188,7 @@ pub fn query_range(
     Ok(matrix.result)
 }
 
-/// The values that a label has on these series from one time to another, both in seconds of Unix time.
+/// The values of a label on these series, within a time range in Unix seconds.
 pub fn label_values(url: &str, label: &str, series: &str, (from, to): (f64, f64)) -> Result<Vec<String>> {
     let [from, to] = [from, to].map(|number| number.to_string());
     let parameters = [("match[]", series), ("start", &from), ("end", &to)];
@@ -196,7 +196,7 @@ pub fn label_values(url: &str, label: &str, series: &str, (from, to): (f64, f64)
         .with_context(|| format!("values of {label} of {series}"))
 }
 
-/// The alerts that are pending or fire now.
+/// The alerts that are pending or firing now.
 pub fn alerts(url: &str) -> Result<Vec<Alert>> {
     let alerts: Alerts = ask(url, "alerts", &[])?;
     Ok(alerts.alerts)
@@ -224,7 +224,7 @@ enum Answer<T> {
 }
 
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
-    match serde_json::from_str(text).with_context(|| format!("not the answer to what was asked: {text}"))? {
+    match serde_json::from_str(text).with_context(|| format!("unexpected answer: {text}"))? {
         Answer::Success { data } => Ok(data),
         Answer::Error { error } => bail!("{error}"),
     }
@@ -270,10 +270,10 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(f64, f64)>,
     values.collect()
 }
 
-/// Prometheus writes NaN, +Inf and -Inf as Rust reads them.
+/// Rust can parse Prometheus' NaN, +Inf and -Inf.
 fn number<E: serde::de::Error>(text: &str) -> Result<f64, E> {
     text.parse()
-        .map_err(|_| E::custom(format_args!("{text:?} is no number")))
+        .map_err(|_| E::custom(format_args!("{text:?} is not a number")))
 }
 
 #[cfg(test)]

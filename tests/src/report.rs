@@ -1,4 +1,4 @@
-//! How long each test of a suite took, and why some failed: a table at the end, and a `JUnit` file under `target/junit`.
+//! Durations and failures of a suite's tests: a final table, and a `JUnit` file in `target/junit`.
 
 use std::cmp::Reverse;
 use std::sync::Mutex;
@@ -11,10 +11,10 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use crate::progress::say;
 use crate::root;
 
-/// So many lines are repeated of why a test failed: the last paragraph of its text, below the state that was found.
+/// Most lines shown of a failure: the last paragraph of its message, below the dumped state.
 const LINES: usize = 10;
 
-/// The tests of one suite that have ended.
+/// The finished tests of a suite.
 #[derive(Debug)]
 pub struct Report {
     suite: &'static str,
@@ -30,7 +30,7 @@ impl Report {
         }
     }
 
-    /// Runs a test, and keeps its outcome and how long it took.
+    /// Runs a test and records its result and duration.
     pub fn time(&self, name: &str, test: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let began = Instant::now();
         let outcome = test();
@@ -45,13 +45,16 @@ impl Report {
         };
         let mut case = TestCase::new(name, status);
         case.set_time(took);
-        self.cases.lock().expect("no test holds it and panics").push(case);
+        self.cases
+            .lock()
+            .expect("no test panics while holding it")
+            .push(case);
         outcome
     }
 
-    /// Says how long each test took, the longest first, then why some failed, and writes `target/junit/SUITE.xml`.
+    /// Prints durations, longest first, and failures, and writes `target/junit/SUITE.xml`.
     pub fn write(&self) -> Result<()> {
-        let mut cases = std::mem::take(&mut *self.cases.lock().expect("no test holds it and panics"));
+        let mut cases = std::mem::take(&mut *self.cases.lock().expect("no test panics while holding it"));
         cases.sort_by_key(|case| Reverse(case.time));
         for case in &cases {
             let seconds = case.time.unwrap_or_default().as_secs_f64();

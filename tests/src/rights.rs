@@ -1,4 +1,4 @@
-//! What an account may do by the roles that a chart gives it, beside what it did: pure, over manifests and requests.
+//! Compares the rights that a chart's roles grant to an account with the requests that it made.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 /// One verb on one kind of object.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Right {
-    /// Group of the API; empty for the core group.
+    /// API group; empty for the core group.
     pub group: String,
-    /// Plural name, with the subresource behind a `/` where it is about one.
+    /// Plural name, with `/` and the subresource, if any.
     pub resource: String,
     /// Verb, such as `list`.
     pub verb: String,
 }
 
 impl Right {
-    /// A right from its three words.
+    /// A right from its three parts.
     pub fn new(group: &str, resource: &str, verb: &str) -> Self {
         Self {
             group: group.into(),
@@ -41,25 +41,25 @@ impl fmt::Display for Right {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Decision {
-    /// The account has the right to it.
+    /// The account has the right.
     Allowed,
-    /// It has not, in the server's words.
+    /// It lacks the right; the server's message.
     Denied(String),
 }
 
 /// A request of an account.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// The right it takes; none if it is about no objects, such as one for the server's version.
+    /// The right it needs; `None` if it is not about objects, such as for the server's version.
     pub right: Option<Right>,
-    /// What was asked for.
+    /// The requested URI.
     pub uri: String,
-    /// When the server got it.
+    /// When the server received it.
     pub time: Timestamp,
-    /// What became of it.
+    /// Its outcome.
     pub decision: Decision,
 }
 
@@ -82,27 +82,27 @@ pub struct Account<'a> {
 }
 
 impl Account<'_> {
-    /// The name under which the API server knows it.
+    /// Its user name in the API server.
     pub fn user(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 }
 
-/// Something that is wrong with the rights of an account.
+/// A problem with the rights of an account.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Finding {
-    /// The API server or an admission plugin denied a request for want of a right.
+    /// The API server or an admission plugin denied a request because a right is missing.
     Denied {
-        /// What was asked for.
+        /// The request.
         request: String,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// A request was allowed, but by no rule of the chart.
+    /// A request was allowed, but not by a rule of the chart.
     GrantedByOthers(Right),
-    /// A rule grants what was never asked for.
+    /// A rule grants a right that was never used.
     Unused(Right),
-    /// A rule grants what cannot be counted: a wildcard, or addresses that are no objects.
+    /// A rule grants an open set of rights: by a wildcard or by non-resource URLs.
     Unbounded(String),
 }
 
@@ -111,9 +111,9 @@ impl fmt::Display for Finding {
         match self {
             Self::Denied { request, message } => write!(formatter, "denied: {request}: {message}"),
             Self::GrantedByOthers(right) => {
-                write!(formatter, "used, and granted by no rule of the chart: {right}")
+                write!(formatter, "used, but not granted by the chart: {right}")
             }
-            Self::Unused(right) => write!(formatter, "granted, and never used: {right}"),
+            Self::Unused(right) => write!(formatter, "granted, but never used: {right}"),
             Self::Unbounded(rule) => write!(formatter, "granted without bounds: {rule}"),
         }
     }
@@ -122,9 +122,9 @@ impl fmt::Display for Finding {
 /// Whether every right must have been used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Coverage {
-    /// The requests are all that the account ever does.
+    /// The requests cover everything the account does.
     Whole,
-    /// They are a part of it.
+    /// They cover a part of it.
     Part,
 }
 
@@ -150,10 +150,10 @@ pub fn rules_of(manifests: &[Value], account: Account<'_>) -> Result<Vec<PolicyR
                 kind == "ClusterRole" || role["metadata"]["namespace"] == binding["metadata"]["namespace"];
             role["kind"] == kind && role["metadata"]["name"] == name && is_in_reach
         });
-        let role = role.with_context(|| format!("there is no {kind} {name} to bind"))?;
+        let role = role.with_context(|| format!("a binding refers to a missing {kind} {name}"))?;
         ensure!(
             role["aggregationRule"].is_null(),
-            "{name} is aggregated of others, which cannot be counted"
+            "{name} is an aggregated role, whose rules cannot be listed"
         );
         let of_role: Option<Vec<PolicyRule>> = serde_json::from_value(role["rules"].clone())?;
         rules.extend(of_role.unwrap_or_default());
@@ -161,8 +161,8 @@ pub fn rules_of(manifests: &[Value], account: Account<'_>) -> Result<Vec<PolicyR
     Ok(rules)
 }
 
-/// What is wrong with an account's rules, by what it asked for. `without_request` are rights that are asked for in no request
-/// of their own.
+/// Problems with an account's rules, given its requests. `without_request` are rights that are
+/// needed without a request for them.
 pub fn findings(
     rules: &[PolicyRule],
     requests: &[Request],
@@ -202,7 +202,7 @@ pub fn findings(
     found
 }
 
-/// The rights of a rule; none if it has no bounds.
+/// The rights of a rule; `None` if it is unbounded.
 fn rights(rule: &PolicyRule) -> Option<Vec<Right>> {
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
     let (groups, resources) = (words(&rule.api_groups), words(&rule.resources));
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(findings(&rules, &requests, &[], Coverage::Part), []);
         assert_eq!(
             unused[0].to_string(),
-            "granted, and never used: delete pods (core)"
+            "granted, but never used: delete pods (core)"
         );
     }
 
@@ -364,6 +364,6 @@ mod tests {
     fn a_binding_of_a_role_that_is_not_there_is_an_error() {
         let manifests = [binding("RoleBinding", Some("one"), ("Role", "gone"), "operator")];
         let error = rules_of(&manifests, ACCOUNT).unwrap_err().to_string();
-        assert_eq!(error, "there is no Role gone to bind");
+        assert_eq!(error, "a binding refers to a missing Role gone");
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster's folders and its record, and which index each cluster of this machine has.
+//! A cluster's folders, record and index.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use crate::cache;
 use crate::config::{ClusterConfig, ClusterName, Gpus};
 use crate::network::{Addresses, MAX_CLUSTERS, Namespace, is_taken};
 
-/// Short, because unix sockets lie below it.
+/// Short, because the paths of Unix sockets are limited.
 const ROOT: &str = "/run/vit-cluster";
 
-/// What is remembered of a cluster between commands.
+/// A cluster's record, kept between commands.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -26,13 +26,13 @@ pub struct Record {
     /// Users whose requests the API server logs.
     #[serde(default)]
     pub audited: Vec<String>,
-    /// The folder on disk that holds the nodes' images, volumes and pod logs.
+    /// The folder on disk with the nodes' images, volumes and pod logs.
     pub data: PathBuf,
-    /// Set once everything was seen working.
+    /// Set once everything has started.
     pub complete: bool,
 }
 
-/// What is remembered of a node, so that it can be started again as it was.
+/// A node's record, for restarting it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRecord {
@@ -50,12 +50,12 @@ pub struct State {
 }
 
 impl State {
-    /// Takes the lowest free index for a new cluster and makes its folders.
+    /// Allocates the lowest free index for a new cluster and creates its folders.
     pub fn allocate(config: &ClusterConfig) -> Result<Self> {
         let _lock = cache::lock(&Path::new(ROOT).join(".lock"))?;
         let directory = Self::directory_of(&config.name);
         if directory.exists() {
-            bail!("cluster {} exists already: {}", config.name, directory.display());
+            bail!("cluster {} already exists: {}", config.name, directory.display());
         }
         let used: Vec<u8> = Self::all()?.iter().map(|state| state.record.index).collect();
         let mut index = None;
@@ -97,14 +97,14 @@ impl State {
         Ok(state)
     }
 
-    /// The state of a cluster that was allocated; none if there is none.
+    /// The state of a cluster; `None` if it does not exist.
     pub fn load(name: &ClusterName) -> Result<Option<Self>> {
         let path = Self::directory_of(name).join("cluster.json");
         if !path.exists() {
             return Ok(None);
         }
         let record = serde_json::from_slice(&fs::read(&path)?)
-            .with_context(|| format!("{}: not a cluster's record", path.display()))?;
+            .with_context(|| format!("{}: not a valid cluster record", path.display()))?;
         Ok(Some(Self {
             name: name.clone(),
             record,
@@ -126,7 +126,7 @@ impl State {
         Ok(found)
     }
 
-    /// Marks that everything was seen working.
+    /// Marks that everything has started.
     pub fn set_complete(&mut self) -> Result<()> {
         self.record.complete = true;
         self.save()
@@ -140,8 +140,7 @@ impl State {
         Ok(())
     }
 
-    /// Removes the folders of a cluster, which nothing uses any more. It may lack a record: it crashed before it had
-    /// one, or the machine was started again since.
+    /// Removes a stopped cluster's folders. After a crash or a reboot its record may be missing.
     pub fn remove(name: &ClusterName, state: Option<&Self>) -> Result<()> {
         let recorded = state.map(|state| state.record.data.clone());
         for folder in recorded
@@ -160,7 +159,7 @@ impl State {
         &self.name
     }
 
-    /// What is remembered of it.
+    /// Its record.
     pub fn record(&self) -> &Record {
         &self.record
     }
@@ -191,17 +190,17 @@ impl State {
             })
     }
 
-    /// The folder of the cluster of this name, whether it exists or not.
+    /// The folder of a cluster, which may not exist.
     pub fn directory_of(name: &ClusterName) -> PathBuf {
         Path::new(ROOT).join(name.as_str())
     }
 
-    /// The folder of sockets, keys, logs and process ids.
+    /// The folder with sockets, keys, logs and process ids.
     pub fn directory(&self) -> PathBuf {
         Self::directory_of(&self.name)
     }
 
-    /// The folder on disk of the cluster of this name, whether it exists or not.
+    /// The folder on disk of a cluster, which may not exist.
     pub fn data_of(name: &ClusterName) -> Result<PathBuf> {
         Ok(cache::directory()?.join("clusters").join(name.as_str()))
     }
@@ -211,7 +210,7 @@ impl State {
         self.directory().join("admin.conf")
     }
 
-    /// A file among the keys and certificates.
+    /// A key or certificate file.
     pub fn pki(&self, file: &str) -> PathBuf {
         self.directory().join("pki").join(file)
     }
@@ -231,7 +230,7 @@ impl State {
         self.record.data.join(node)
     }
 
-    /// A node's folder of configuration and sockets.
+    /// A node's folder with configuration and sockets.
     pub fn node_directory(&self, node: &str) -> PathBuf {
         self.directory().join("nodes").join(node)
     }

@@ -1,26 +1,28 @@
-//! What `log.jsonl` of a job's training says of its optimizer steps.
+//! Checks and counts the optimizer steps in a job's `log.jsonl`.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Optimizer steps of a job's training.
+/// Optimizer steps of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// The last step.
     pub done: i64,
     /// The step of the last checkpoint.
     pub saved: i64,
-    /// Steps done anew after a checkpoint from before them.
+    /// Steps repeated after resuming from an earlier checkpoint.
     pub again: i64,
-    /// Steps done and saved by attempts that were killed before they logged that.
+    /// Steps that a killed attempt saved without logging them.
     pub unlogged: i64,
 }
 
-/// Follows a log line by line. An error where a step is missing, or done twice though it was saved. A checkpoint is due at the
-/// end of each epoch at the latest.
+/// Reads a log. A checkpoint is due at the end of each epoch at the latest.
+///
+/// # Errors
+/// A step is missing, or repeated although it was saved.
 pub fn count(log: &str, steps_per_epoch: i64) -> Result<Steps> {
     let (mut attempt, mut start) = (0, 0);
-    let (mut done, mut told, mut saved, mut again, mut unlogged) = (0, 0, 0, 0, 0);
+    let (mut done, mut logged, mut saved, mut again, mut unlogged) = (0, 0, 0, 0, 0);
     for line in log.lines() {
         let record: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
         let step = record["step"]
@@ -28,33 +30,34 @@ pub fn count(log: &str, steps_per_epoch: i64) -> Result<Steps> {
             .with_context(|| format!("no step in {line}"))?;
         match record["kind"].as_str() {
             Some("start") => {
-                // Attempts that end before the job has trained at all log nothing.
+                // Attempts that end before the first step of the job log nothing.
                 let number = record["attempt"].as_i64().unwrap_or_default();
                 ensure!(
                     number == attempt + 1 || attempt == 0 && number > 0,
                     "attempt {attempt} is followed by {line}"
                 );
-                // An attempt that is killed may have completed the next checkpoint without having logged it.
+                // A killed attempt may have completed the next checkpoint without logging it.
                 let next_due = (saved / steps_per_epoch + 1) * steps_per_epoch;
                 ensure!(
                     (saved..=next_due).contains(&step),
-                    "the last checkpoint has step {saved}, the next one was due at {next_due}, and the attempt starts as {line}"
+                    "the last checkpoint has step {saved}, the next one was due at {next_due}, but the attempt starts with {line}"
                 );
                 again += (done - step).max(0);
                 unlogged += step - saved;
-                (attempt, start, done, told, saved) = (number, step, step, step, step);
+                (attempt, start, done, logged, saved) = (number, step, step, step, step);
             }
             Some("train") => {
                 ensure!(step >= done, "step {done} is followed by {line}");
                 ensure!(
-                    record["steps"] == step - told,
-                    "the steps after {told} are not all in {line}"
+                    record["steps"] == step - logged,
+                    "steps after {logged} are missing from {line}"
                 );
-                (done, told) = (step, step);
+                (done, logged) = (step, step);
             }
-            // Written beside training, which is further by then.
+            // Written in the background, while training continues.
             Some("checkpoint") => {
-                // One that was stopped at the end of an epoch saves before the evaluation, and the next one after it.
+                // An attempt stopped at the end of an epoch saves before the evaluation, the next
+                // one after it.
                 let is_evaluated_now = step == saved && step == start;
                 ensure!(
                     step > saved || is_evaluated_now,

@@ -1,4 +1,4 @@
-//! Storage for jobs on the local cluster: folders of this machine, which all its nodes share, as claims of a namespace.
+//! Storage for jobs on the local cluster: host folders, shared by all nodes, as claims.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// User id of the trainer in its image.
 const TRAINER_USER: u32 = 65532;
-/// Size of every volume, of which nothing depends.
+/// Size of every volume; it has no effect.
 const SIZE: &str = "1Gi";
 
 /// Creates a namespace that enforces Pod Security "restricted".
@@ -19,13 +19,13 @@ pub async fn restricted_namespace(client: &Client, name: &str) -> Result<()> {
     apply(&Api::<Namespace>::all(client.clone()), name, namespace).await
 }
 
-/// Makes a folder available as the volume `name` to claims of a storage class. The folder is created, and given to the
-/// trainer's user if it is new.
+/// Makes a folder available as the volume `name` to claims of a storage class. A missing folder is
+/// created for the trainer's user.
 pub async fn offer_folder(client: &Client, name: &str, storage_class: &str, folder: &Path) -> Result<()> {
     if !folder.exists() {
         fs_err::create_dir_all(folder)?;
         std::os::unix::fs::chown(folder, Some(TRAINER_USER), Some(TRAINER_USER))
-            .with_context(|| format!("failed to give {} to user {TRAINER_USER}", folder.display()))?;
+            .with_context(|| format!("failed to chown {} to user {TRAINER_USER}", folder.display()))?;
     }
     let volume = json!({"spec": {
         "capacity": {"storage": SIZE},
@@ -37,8 +37,8 @@ pub async fn offer_folder(client: &Client, name: &str, storage_class: &str, fold
     apply(&Api::<PersistentVolume>::all(client.clone()), name, volume).await
 }
 
-/// Makes a folder available as the claim `claim` of a namespace. The folder is created, and given to the trainer's user
-/// if it is new.
+/// Makes a folder available as the claim `claim` of a namespace. A missing folder is created for
+/// the trainer's user.
 pub async fn claim_folder(client: &Client, namespace: &str, claim: &str, folder: &Path) -> Result<()> {
     let volume = format!("{namespace}-{claim}");
     offer_folder(client, &volume, "", folder).await?;

@@ -1,4 +1,4 @@
-//! The harness on itself: clusters side by side, nodes that die and come back, and nothing left behind. Needs root.
+//! Tests of the harness: parallel clusters, killed and restarted nodes, no leftovers. Needs root.
 
 use std::time::Duration;
 
@@ -43,13 +43,13 @@ async fn clusters_run_side_by_side_and_leave_nothing_behind() -> Result<()> {
     let again = Cluster::up(with_node)
         .await
         .expect_err("a healthy cluster is not replaced");
-    ensure!(again.to_string().contains("runs already"), "{again:#}");
+    ensure!(again.to_string().contains("already running"), "{again:#}");
 
     b.down()?;
     assert_nothing_left(&second)?;
     ensure!(
         a.kubectl_output(&["get", "--raw", "/readyz"])? == "ok",
-        "the other cluster is hurt"
+        "the other cluster is damaged"
     );
     a.down()?;
     assert_nothing_left(&first)
@@ -71,7 +71,7 @@ async fn a_killed_node_comes_back_with_its_gpus_and_pods() -> Result<()> {
         return Err(error.context(dump));
     }
 
-    // A cluster that lost a node is not whole: it is not attached to, and a new one takes its place.
+    // A cluster that lost a node is unhealthy: attaching fails, and `up` replaces it.
     cluster.kill_node("node0")?;
     let refused = Cluster::attach(&name)
         .await
@@ -94,15 +94,15 @@ async fn killed_node(cluster: &Cluster) -> Result<()> {
         .await?;
     wait(&pods, |restarts| restarts == 0)
         .await
-        .context("the pod does not start")?;
+        .context("the pod did not start")?;
     cluster.kill_node("node0")?;
     cluster.start_node("node0").await?;
     wait(&pods, |restarts| restarts > 0)
         .await
-        .context("the pod does not come back")
+        .context("the pod did not restart")
 }
 
-/// Waits until the pod's container runs and was restarted as often as `restarts` wants.
+/// Waits until the pod's container is ready and its restart count satisfies `restarts`.
 async fn wait(pods: &Api<Pod>, restarts: impl Fn(i32) -> bool) -> Result<()> {
     let runs = |pod: Option<&Pod>| {
         let statuses = pod.and_then(|pod| pod.status.as_ref()?.container_statuses.as_ref());

@@ -1,5 +1,5 @@
-//! Layers run one way: in each crate, no two modules beside one another depend on each other, not even over others. A module and
-//! what is inside it are one: they may refer to each other. Between crates the compiler sees to it.
+//! Layering: sibling modules of a crate must not depend on each other in a cycle. A module and its
+//! submodules count as one. Between crates the compiler ensures this.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 /// A module, from the root of its crate.
 type Name = Vec<String>;
 
-/// A path that a line of code names.
+/// A path in a line of code.
 struct Mention {
     from: Name,
     path: Name,
     line: String,
 }
 
-/// Which module depends on which, with a line that says so.
+/// Pairs of a module and its dependency, each with a line that proves it.
 type Dependencies<'a> = BTreeMap<(String, String), &'a str>;
 
-/// The modules of a crate, without those of tests.
+/// The modules of a crate, without tests.
 #[derive(Default)]
 struct Modules {
     names: BTreeSet<Name>,
     mentions: Vec<Mention>,
-    /// What a name that a module imports, or exports again, stands for.
+    /// Targets of imported and re-exported names.
     imports: BTreeMap<(Name, String), Name>,
 }
 
@@ -54,7 +54,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Takes in a file: the modules inside it are in `folder`.
+    /// Adds a file, whose submodules are in `folder`.
     fn add_file(&mut self, file: &Path, name: Name, folder: &Path) -> Result<()> {
         let text = fs_err::read_to_string(file)?;
         let items = syn::parse_file(&text)
@@ -99,7 +99,7 @@ impl Modules {
         }
     }
 
-    /// A path in a module as one from the root of the crate; `None` where it leads to another crate.
+    /// Makes a module's path relative to the crate root; `None` if it leads to another crate.
     fn absolute(&self, module: &Name, path: &[String]) -> Option<Name> {
         let mut name = module.clone();
         match path.first()?.as_str() {
@@ -120,7 +120,7 @@ impl Modules {
         Some(name)
     }
 
-    /// The module that a path from the root leads to, what is exported again followed.
+    /// The module that a path from the root leads to, following re-exports.
     fn resolve(&self, path: &[String]) -> Name {
         let mut name = Name::new();
         for (index, segment) in path.iter().enumerate() {
@@ -138,7 +138,7 @@ impl Modules {
         name
     }
 
-    /// Which modules beside one another depend on which, with a line that says so; by what they are inside.
+    /// Dependencies between sibling modules, by their parent.
     fn dependencies(&self) -> BTreeMap<Name, Dependencies<'_>> {
         let mut dependencies: BTreeMap<Name, Dependencies<'_>> = BTreeMap::new();
         for Mention { from, path, line } in &self.mentions {
@@ -156,18 +156,18 @@ impl Modules {
         dependencies
     }
 
-    /// The lines that make each circle.
+    /// The lines of each cycle.
     fn circles(&self) -> Vec<String> {
         let mut circles = vec![];
         for (inside, uses) in self.dependencies() {
             let users: BTreeSet<&String> = uses.keys().map(|(user, _)| user).collect();
-            let mut told: BTreeSet<&str> = BTreeSet::new();
+            let mut reported: BTreeSet<&str> = BTreeSet::new();
             for user in users {
-                if told.contains(user.as_str()) {
+                if reported.contains(user.as_str()) {
                     continue;
                 }
                 if let Some(way) = way(&uses, user, user) {
-                    told.extend(way.iter().map(|(used, _)| used));
+                    reported.extend(way.iter().map(|(used, _)| used));
                     let lines: Vec<&str> = way.into_iter().map(|(_, line)| line).collect();
                     let place = if inside.is_empty() {
                         "crate".into()
@@ -182,7 +182,7 @@ impl Modules {
     }
 }
 
-/// The shortest way from one module to another: the modules after the first, each with the line by which it is depended on.
+/// The shortest path of dependencies between two modules: those after the first, with their lines.
 fn way<'a>(uses: &'a Dependencies<'_>, from: &str, to: &str) -> Option<Vec<(&'a str, &'a str)>> {
     let mut ways = VecDeque::from([(from, vec![])]);
     let mut seen = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Compiles the libraries of the simulated device against the libtorch folder that `LIBTORCH` names.
+//! Compiles the libraries of the simulated device against the libtorch folder in `LIBTORCH`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,7 +62,7 @@ fn main() {
             "-lsimulated_driver".into(),
         ],
     );
-    // The plugin is in the same library, under the name by which torch-ext loads it.
+    // The plugin is in the same library; torch-ext loads it by this name.
     let plugin = out.join("libvit_nccl.so");
     if plugin.symlink_metadata().is_err() {
         std::os::unix::fs::symlink("libtorch_cuda.so", plugin).expect("OUT_DIR can be written");

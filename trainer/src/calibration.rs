@@ -1,7 +1,7 @@
-//! The measured speed of this machine, which the speeds of emulated devices refer to.
+//! The measured speed of this machine, to which the speeds of emulated devices refer.
 //!
-//! A device has one speed. Measured again in each run, this machine's differs by a fifth, and emulated devices make many times
-//! as much of it: runs that are to be compared share a file with what the first of them has measured.
+//! Measurements of one machine differ by a fifth between runs, and emulation multiplies the
+//! difference. Runs to be compared therefore share a file with the first run's measurement.
 
 use std::path::{Path, PathBuf};
 
@@ -16,20 +16,20 @@ use crate::pass_time::PassTime;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CalibrationFile(PathBuf);
 
-/// What was measured of one job.
+/// The measurement of one job.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// What its forward pass depends on.
+    /// Everything that its forward pass depends on.
     job: Value,
     forward: PassTime,
 }
 
-/// No forward pass takes longer, seconds.
+/// Maximum duration of a forward pass, seconds.
 const LONGEST: f64 = 3600.0;
 
 impl CalibrationFile {
-    /// A file that is there and is one, or that can be made.
+    /// Opens a valid calibration file, or a path at which one can be created.
     pub(crate) fn open(path: &Path) -> Result<Self, TrainError> {
         let path =
             std::path::absolute(path).map_err(TrainError::system("failed to find the current folder"))?;
@@ -37,14 +37,14 @@ impl CalibrationFile {
         file.read()?;
         if !file.folder().is_dir() {
             return Err(TrainError::Config(format!(
-                "{}: its folder is not there",
+                "{}: its folder does not exist",
                 file.path().display()
             )));
         }
         Ok(file)
     }
 
-    /// One that was opened before, by another process.
+    /// A file that another process has already opened.
     pub(crate) fn opened(path: PathBuf) -> Self {
         Self(path)
     }
@@ -53,20 +53,20 @@ impl CalibrationFile {
         &self.0
     }
 
-    /// What is known of a job.
+    /// The measurement of a job, if the file has one.
     pub(crate) fn find(&self, job: &Value) -> Result<Option<PassTime>, TrainError> {
         let known = self.read()?.into_iter().find(|entry| entry.job == *job);
         Ok(known.map(|entry| entry.forward))
     }
 
-    /// Keeps what was measured of a job. One run at a time may do so.
+    /// Records the measurement of a job. Only one run at a time may write.
     pub(crate) fn add(&self, job: &Value, forward: PassTime) -> Result<(), TrainError> {
         let mut entries = self.read()?;
         entries.push(Entry {
             job: job.clone(),
             forward,
         });
-        // Whole or not at all.
+        // Readers see either the old file or the new one.
         let written = tempfile::NamedTempFile::new_in(self.folder()).and_then(|file| {
             serde_json::to_writer_pretty(&file, &entries)?;
             file.persist(&self.0).map_err(|error| error.error)
@@ -88,7 +88,7 @@ impl CalibrationFile {
         let refuse = |why: String| {
             let path = self.path().display();
             TrainError::Config(format!(
-                "{path} is not a calibration file ({why}): delete it, or give another one"
+                "{path} is not a calibration file ({why}): delete it, or pass another file"
             ))
         };
         let entries: Vec<Entry> = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
@@ -147,7 +147,7 @@ mod tests {
         }
         let nowhere = CalibrationFile::open(&folder.path().join("a/b.json")).expect_err("refused");
         assert!(
-            nowhere.to_string().ends_with("its folder is not there"),
+            nowhere.to_string().ends_with("its folder does not exist"),
             "{nowhere}"
         );
     }

@@ -4,17 +4,17 @@ use std::path::Path;
 use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use contract::{Device, RunConfig, environment};
+use contract::{Device, Release, RunConfig, environment};
 
 use crate::error::TrainError;
 
-/// Reads `workers.device` on a command line.
+/// Parses `workers.device` on a command line.
 pub(crate) fn device() -> impl TypedValueParser<Value = Device> {
     PossibleValuesParser::new(["auto", "cuda", "cpu"])
         .map(|name| serde_json::from_value(name.into()).expect("the name of a device"))
 }
 
-/// The run configuration that the environment names, with every rule checked.
+/// The run configuration that the environment names, fully validated.
 pub(crate) fn read_run_config() -> Result<RunConfig, TrainError> {
     let path = std::env::var(environment::RUN_CONFIG).unwrap_or_else(|_| environment::RUN_CONFIG_PATH.into());
     parse_run_config(Path::new(&path))
@@ -23,23 +23,45 @@ pub(crate) fn read_run_config() -> Result<RunConfig, TrainError> {
 fn parse_run_config(path: &Path) -> Result<RunConfig, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the run configuration: {error}")))?;
-    let config: RunConfig = serde_json::from_str(&text).map_err(|error| {
-        TrainError::Config(format!("{} is no run configuration: {error}", path.display()))
-    })?;
+    let config = of_any_release(&text, Release::current())
+        .map_err(|error| TrainError::Config(format!("{}: {error}", path.display())))?;
     match config.errors().as_slice() {
         [] => Ok(config),
-        errors => Err(TrainError::of_rules(errors)),
+        errors => Err(TrainError::from_rules(errors)),
     }
 }
 
-/// A variable that must be there and must parse.
+/// A run configuration that an operator of this release or of one that works with it wrote. The error says what is wrong.
+fn of_any_release(text: &str, trainer: Release) -> Result<RunConfig, String> {
+    #[derive(serde::Deserialize)]
+    struct Written {
+        version: Option<Release>,
+    }
+    let invalid = |error| format!("invalid run configuration: {error}");
+    let written: Written = serde_json::from_str(text).map_err(invalid)?;
+    let operator = written.version.unwrap_or_else(Release::first);
+    if !operator.works_with(trainer) {
+        return Err(format!(
+            "the operator is version {operator}, but this trainer is {trainer}: they may be one minor version apart"
+        ));
+    }
+    serde_json::from_str(text).map_err(|error| {
+        let error = invalid(error);
+        if operator == trainer {
+            return error;
+        }
+        format!("{error} (the operator is version {operator}, this trainer {trainer}: use the trainer's image of {operator})")
+    })
+}
+
+/// A required environment variable, parsed.
 pub(crate) fn required_variable<T: FromStr>(name: &'static str) -> Result<T, TrainError> {
     let value = std::env::var(name)
         .map_err(|_| TrainError::Config(format!("the environment variable {name} is not set")))?;
     parse_variable(name, &value)
 }
 
-/// A variable that may be missing but must parse.
+/// An optional environment variable, parsed.
 pub(crate) fn variable_or<T: FromStr>(name: &'static str, default: T) -> Result<T, TrainError> {
     match std::env::var(name) {
         Ok(value) => parse_variable(name, &value),
@@ -50,7 +72,7 @@ pub(crate) fn variable_or<T: FromStr>(name: &'static str, default: T) -> Result<
 fn parse_variable<T: FromStr>(name: &'static str, value: &str) -> Result<T, TrainError> {
     value.parse().map_err(|_| {
         TrainError::Config(format!(
-            "the environment variable {name} is {value:?}, which is no {}",
+            "the environment variable {name} is {value:?}, which is not a valid {}",
             std::any::type_name::<T>().rsplit("::").next().unwrap_or("value")
         ))
     })
@@ -69,7 +91,28 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs_err::write(file.path(), r#"{"job": 3}"#).expect("writes");
         let wrong = parse_run_config(file.path()).expect_err("refused").to_string();
-        assert!(wrong.contains("is no run configuration"), "{wrong}");
+        assert!(wrong.contains("invalid run configuration"), "{wrong}");
+    }
+
+    #[test]
+    fn an_operator_may_be_one_minor_version_apart() {
+        let written = include_str!("../../contract/src/run_config/goldens/run-0.1.json");
+        let [first, next, later] =
+            ["0.1", "0.2", "0.3"].map(|release| release.parse::<Release>().expect("a version"));
+        of_any_release(written, next).expect("reads");
+        assert_eq!(
+            of_any_release(written, later).expect_err("refused"),
+            "the operator is version 0.1, but this trainer is 0.3: they may be one minor version apart"
+        );
+        let newer = written.replacen(r#""version": "0.1""#, r#""version": "0.2", "novelty": 1"#, 1);
+        let error = of_any_release(&newer, first).expect_err("refused");
+        assert!(
+            error.starts_with("invalid run configuration: unknown field `novelty`")
+                && error.ends_with(
+                    "(the operator is version 0.2, this trainer 0.1: use the trainer's image of 0.2)"
+                ),
+            "{error}"
+        );
     }
 
     #[test]
@@ -79,7 +122,7 @@ mod tests {
             .to_string();
         assert_eq!(
             message,
-            r#"the environment variable WORLD_SIZE is "two", which is no u32"#
+            r#"the environment variable WORLD_SIZE is "two", which is not a valid u32"#
         );
     }
 }

@@ -1,16 +1,16 @@
-//! Why training ended before its time, and the exit code that says so.
+//! Errors that end training early, and their exit codes.
 
 use std::panic::AssertUnwindSafe;
 
 use contract::{ConfigError, ExitCode, FailureClass, Memory};
 use torch_ext::{CudaError, ErrorKind};
 
-/// An error of one part of the trainer, which knows what it asks for.
+/// An error of one part of the trainer, which knows its exit code.
 pub(crate) trait Failure: std::error::Error + Send + Sync {
-    /// The exit code that tells the operator what to do.
+    /// The exit code, from which the operator decides what to do.
     fn exit_code(&self) -> ExitCode;
 
-    /// The memory that ran out, if that is what failed.
+    /// The memory that ran out, if any.
     fn memory(&self) -> Option<Memory> {
         None
     }
@@ -22,13 +22,13 @@ impl<E: Failure + 'static> From<E> for TrainError {
     }
 }
 
-/// What ended a rank, an agent or a command.
+/// An error that ends a rank, an agent or a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrainError {
     /// The run configuration, the manifest, the environment or the command line is wrong.
     #[error("{0}")]
     Config(String),
-    /// Data, weights, checkpoints, files.
+    /// Errors of data, weights, checkpoints and files.
     #[error("{0}")]
     Part(Box<dyn Failure>),
     /// A call into libtorch failed.
@@ -36,12 +36,12 @@ pub(crate) enum TrainError {
     Torch(#[from] torch_ext::Error),
     #[error("workers.device is cuda, but {0}")]
     Device(#[from] CudaError),
-    /// A GPU that cannot be used although the machine has one. Training on the CPU instead would go unnoticed.
+    /// The machine has a GPU that cannot be used. Training on the CPU instead would go unnoticed.
     #[error(
         "workers.device is auto and this machine has a GPU, but {0}; to train on the CPU on purpose, set workers.device to cpu"
     )]
     UnusableGpu(#[source] CudaError),
-    /// Ranks that would wait for one another on different devices for ever.
+    /// Ranks on different devices would wait for one another forever.
     #[error(
         "workers.device is auto, and {with_gpu} of {ranks} ranks found a GPU: all must, or set workers.device to cpu"
     )]
@@ -57,11 +57,11 @@ pub(crate) enum TrainError {
     #[error("workers.gpusPerNode is {ranks}, but only {found} GPUs are visible in this pod")]
     TooFewGpusInPod { found: usize, ranks: usize },
     #[error(
-        "ranks that compute on the same images have read different ones, so some of them could not read a file that others could; training continues from the last checkpoint"
+        "ranks that compute on the same images have read different ones: some could not read a file that others could; training continues from the last checkpoint"
     )]
     DifferentImages,
     #[error(
-        "rank {rank} has other data than rank 0 ({images} training images, rank 0 has {first_images}): the folder is being changed, or a network file system shows an old listing of it"
+        "rank {rank} has different data from rank 0 ({images} training images, rank 0 has {first_images}): the folder is being changed, or a network file system shows an outdated listing"
     )]
     DifferentData {
         rank: usize,
@@ -88,7 +88,7 @@ pub(crate) enum TrainError {
         loss: f64,
     },
     #[error(
-        "training diverged at step {step} (epoch {epoch}): gradients overflow fp16 at the least loss scale, {scale}; use training.precision bf16, or lower training.optimizer.learningRate"
+        "training diverged at step {step} (epoch {epoch}): gradients overflow fp16 at the minimum loss scale, {scale}; use training.precision bf16, or lower training.optimizer.learningRate"
     )]
     LossScaleAtMinimum { step: u64, epoch: u32, scale: f64 },
     /// A libtorch call or this program itself panicked.
@@ -103,7 +103,7 @@ pub(crate) enum TrainError {
 }
 
 impl TrainError {
-    /// The exit code that tells the operator what to do.
+    /// The exit code, from which the operator decides what to do.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) => ExitCode::BadConfig,
@@ -112,7 +112,7 @@ impl TrainError {
             Self::Device(CudaError::CpuBuild { .. }) | Self::UnusableGpu(CudaError::CpuBuild { .. }) => {
                 ExitCode::BadConfig
             }
-            Self::Torch(error) => of_kind(error.kind),
+            Self::Torch(error) => code_of_kind(error.kind),
             Self::Device(_)
             | Self::UnusableGpu(_)
             | Self::MixedDevices { .. }
@@ -123,12 +123,12 @@ impl TrainError {
             Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } | Self::LossScaleAtMinimum { .. } => {
                 ExitCode::Diverged
             }
-            Self::Panic(message) => of_kind(ErrorKind::of_message(message)),
+            Self::Panic(message) => code_of_kind(ErrorKind::of_message(message)),
             Self::System { .. } => ExitCode::Other(1),
         }
     }
 
-    /// The memory that ran out, if that is what failed.
+    /// The memory that ran out, if any.
     pub(crate) fn memory(&self) -> Option<Memory> {
         match self {
             Self::Part(error) => error.memory(),
@@ -138,7 +138,7 @@ impl TrainError {
         }
     }
 
-    /// An error of the operating system in what was tried, "failed to ...".
+    /// An error of the operating system; `action` reads "failed to ...".
     pub(crate) fn system(action: &'static str) -> impl Fn(std::io::Error) -> Self {
         move |error| Self::System { action, error }
     }
@@ -147,7 +147,7 @@ impl TrainError {
         self.exit_code().failure_class().unwrap_or(FailureClass::Crashed)
     }
 
-    pub(crate) fn of_rules(errors: &[ConfigError]) -> Self {
+    pub(crate) fn from_rules(errors: &[ConfigError]) -> Self {
         Self::Config(
             errors
                 .iter()
@@ -158,8 +158,8 @@ impl TrainError {
     }
 }
 
-/// What `work` gives, with a panic in it as an error: tch's plain functions panic on what libtorch throws, for example
-/// when memory runs out in a forward pass.
+/// Runs `work` and returns a panic as an error: tch's plain functions panic when libtorch throws,
+/// for example when a forward pass runs out of memory.
 pub(crate) fn catching<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
     ended.unwrap_or_else(|panic| {
@@ -167,26 +167,26 @@ pub(crate) fn catching<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Resul
             .downcast_ref::<String>()
             .cloned()
             .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(TrainError::of_panic(
+        Err(TrainError::from_panic(
             message.unwrap_or_else(|| "it panicked without a message".into()),
         ))
     })
 }
 
 impl TrainError {
-    fn of_panic(message: String) -> Self {
-        // How a plain function of tch panics.
+    fn from_panic(message: String) -> Self {
+        // The panic message of tch's plain functions.
         match message.strip_prefix("called `Result::unwrap()` on an `Err` value: Torch(\"") {
             Some(quoted) => {
                 let quoted = quoted.strip_suffix("\")").unwrap_or(quoted);
-                Self::of_libtorch(&quoted.replace("\\n", "\n").replace("\\\"", "\""))
+                Self::from_libtorch(&quoted.replace("\\n", "\n").replace("\\\"", "\""))
             }
             None => Self::Panic(message),
         }
     }
 
-    /// Of what libtorch says with all it knows, such as the frames of its stack, which tell users nothing.
-    fn of_libtorch(text: &str) -> Self {
+    /// From libtorch's full text, without its stack trace.
+    fn from_libtorch(text: &str) -> Self {
         let told = text.split("Exception raised from").next().unwrap_or(text);
         Self::Torch(torch_ext::Error {
             action: "failed in libtorch".into(),
@@ -200,18 +200,18 @@ impl TrainError {
 impl From<tch::TchError> for TrainError {
     fn from(error: tch::TchError) -> Self {
         match error {
-            tch::TchError::Torch(text) => Self::of_libtorch(&text),
-            other => Self::of_libtorch(&other.to_string()),
+            tch::TchError::Torch(text) => Self::from_libtorch(&text),
+            other => Self::from_libtorch(&other.to_string()),
         }
     }
 }
 
-/// "rank 3", or "ranks 0, 2 and 5"; of many the first few.
+/// "rank 3", or "ranks 0, 2 and 5"; long lists are shortened.
 pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
-    const TOLD: usize = 8;
-    let mut words: Vec<String> = ranks.iter().take(TOLD).map(ToString::to_string).collect();
-    if ranks.len() > TOLD {
-        words.push(format!("{} more", ranks.len() - TOLD));
+    const SHOWN: usize = 8;
+    let mut words: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
+    if ranks.len() > SHOWN {
+        words.push(format!("{} more", ranks.len() - SHOWN));
     }
     match words.pop() {
         Some(last) if !words.is_empty() => format!("ranks {} and {last}", words.join(", ")),
@@ -220,8 +220,8 @@ pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
     }
 }
 
-/// The exit code of a call into libtorch that failed this way.
-pub(crate) fn of_kind(kind: ErrorKind) -> ExitCode {
+/// The exit code for a failed call into libtorch.
+pub(crate) fn code_of_kind(kind: ErrorKind) -> ExitCode {
     match kind {
         ErrorKind::Communication => ExitCode::PeerLost,
         ErrorKind::OutOfDeviceMemory | ErrorKind::OutOfHostMemory => ExitCode::OutOfMemory,
@@ -230,7 +230,7 @@ pub(crate) fn of_kind(kind: ErrorKind) -> ExitCode {
     }
 }
 
-/// The memory that such a call ran out of.
+/// The memory that a failed call into libtorch ran out of.
 pub(crate) fn memory_of_kind(kind: ErrorKind) -> Option<Memory> {
     match kind {
         ErrorKind::OutOfDeviceMemory => Some(Memory::Gpu),

@@ -2,9 +2,9 @@
 
 use contract::{ModelConfig, Pooling};
 
-/// Operations that are executed for one image in forward and backward pass: six times the multiplications of its matrix
-/// products, attention's included, of the forward pass. What is recomputed in the backward pass does not count. Nor does what
-/// the model leaves out: where the class token alone is read, the last block computes no other one's output.
+/// Operations for one image in the forward and backward passes: six times the multiplications of
+/// the forward pass's matrix products, attention included. Recomputation does not count, nor does
+/// skipped work: with class-token pooling the last block computes only that token's output.
 pub(crate) fn flops_per_image(model: &ModelConfig) -> f64 {
     let [image, patch, width, depth, mlp, classes, channels] = [
         model.image_size,
@@ -42,8 +42,8 @@ mod tests {
         let model = preset("vit_base_patch16_224");
         let flops = flops_per_image(&model);
         assert!((flops / 1e9 - 98.78).abs() < 0.01, "{flops}");
-        // The literature's 17.56 GMAC forward have all tokens of the last block; with the mean of the others in place of the
-        // class token there is one less.
+        // The literature's 17.56 GMAC forward include all tokens of the last block. The register
+        // token replaces the class token, which average pooling lacks.
         let average = ModelConfig {
             pooling: Pooling::Average,
             register_tokens: 1,

@@ -1,4 +1,4 @@
-//! The load, memory, temperature and power of this rank's GPU, read beside training.
+//! Load, memory, temperature and power of this rank's GPU, read during training.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -11,24 +11,24 @@ use nvml_wrapper::{Device, Nvml};
 
 /// The driver measures load over up to a second.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The name that the container toolkit gives to the driver's library; the one without a number is of development packages.
+/// The driver library in containers; development packages have the name without a number.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Reads a GPU once a second, on a thread of its own, until it is dropped: a call to the driver may take milliseconds.
+/// Reads a GPU every second until dropped, on a thread: a driver call may take milliseconds.
 #[derive(Debug)]
 pub(crate) struct GpuMonitor {
     newest: Arc<Mutex<Option<GpuReading>>>,
 }
 
 impl GpuMonitor {
-    /// Begins with the GPU or MIG instance of this UUID. Where the driver does not tell of it, training goes on without, and a
-    /// warning says so.
+    /// Starts reading the GPU or MIG instance of this UUID. If the driver does not report it,
+    /// training continues without, and a warning is logged.
     pub(crate) fn start(uuid: [u8; 16]) -> std::io::Result<Self> {
         let newest = Arc::default();
-        let told = Arc::downgrade(&newest);
+        let shared = Arc::downgrade(&newest);
         std::thread::Builder::new().name("gpu".into()).spawn(move || {
-            if let Err(error) = watch(uuid, &told) {
-                tracing::warn!("no load, temperature or power of the GPU is measured: {error}");
+            if let Err(error) = watch(uuid, &shared) {
+                tracing::warn!("GPU load, temperature and power are not measured: {error}");
             }
         })?;
         Ok(Self { newest })
@@ -40,13 +40,13 @@ impl GpuMonitor {
     }
 }
 
-fn watch(uuid: [u8; 16], told: &Weak<Mutex<Option<GpuReading>>>) -> Result<(), NvmlError> {
+fn watch(uuid: [u8; 16], shared: &Weak<Mutex<Option<GpuReading>>>) -> Result<(), NvmlError> {
     let nvml = Nvml::builder().lib_path(LIBRARY.as_ref()).init()?;
     let digits = dashed(uuid);
     let gpu = nvml
         .device_by_uuid(format!("GPU-{digits}"))
         .or_else(|_| nvml.device_by_uuid(format!("MIG-{digits}")))?;
-    while let Some(newest) = told.upgrade() {
+    while let Some(newest) = shared.upgrade() {
         let reading = read(&gpu);
         *newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
         drop(newest);
@@ -71,19 +71,19 @@ fn read(gpu: &Device<'_>) -> GpuReading {
     }
 }
 
-/// The reasons that slow down a GPU which has work.
-fn reasons(told: ThrottleReasons) -> Vec<ThrottleReason> {
+/// The reasons that throttle a GPU under load.
+fn reasons(flags: ThrottleReasons) -> Vec<ThrottleReason> {
     let thermal = ThrottleReasons::SW_THERMAL_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN;
     ThrottleReason::ALL
         .into_iter()
         .filter(|reason| match reason {
-            ThrottleReason::PowerCap => told.contains(ThrottleReasons::SW_POWER_CAP),
-            ThrottleReason::PowerBrake => told.contains(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN),
-            ThrottleReason::Thermal => told.intersects(thermal),
-            // Its other flags, where the driver has them, come with this one.
+            ThrottleReason::PowerCap => flags.contains(ThrottleReasons::SW_POWER_CAP),
+            ThrottleReason::PowerBrake => flags.contains(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN),
+            ThrottleReason::Thermal => flags.intersects(thermal),
+            // The more specific flags, if the driver sets them, come with this one.
             ThrottleReason::Hardware => {
-                told.contains(ThrottleReasons::HW_SLOWDOWN)
-                    && !told.intersects(
+                flags.contains(ThrottleReasons::HW_SLOWDOWN)
+                    && !flags.intersects(
                         ThrottleReasons::HW_THERMAL_SLOWDOWN | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN,
                     )
             }
@@ -91,7 +91,7 @@ fn reasons(told: ThrottleReasons) -> Vec<ThrottleReason> {
         .collect()
 }
 
-/// As NVML writes a UUID behind `GPU-`.
+/// Formats a UUID as NVML does after `GPU-`.
 fn dashed(uuid: [u8; 16]) -> String {
     let mut text = String::new();
     for (place, byte) in uuid.iter().enumerate() {
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_gpu_that_no_driver_knows_is_an_error() {
         let error = watch([0; 16], &Weak::new()).expect_err("no such GPU");
-        // With a driver, it is another one.
+        // With a driver, the error is another one.
         if matches!(error, NvmlError::LibloadingError(_)) {
             assert!(error.to_string().contains(LIBRARY), "{error}");
         }

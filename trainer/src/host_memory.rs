@@ -1,18 +1,18 @@
-//! Copies in the host's memory of tensors that may be on a GPU.
+//! Host-memory copies of tensors that may be on a GPU.
 
 use tch::{Device, Kind, TchError, Tensor};
 
-/// Queues a copy in 32 bits, of a tensor on a GPU into pinned memory: its values are there after [`wait_for_copies`].
+/// Queues a 32-bit copy, from a GPU into pinned memory, valid after [`wait_for_copies`].
 pub(crate) fn host_copy(tensor: &Tensor) -> Result<Tensor, TchError> {
     host_copy_as(tensor, Kind::Float)
 }
 
-/// The same in another kind.
+/// As [`host_copy`], in another kind.
 pub(crate) fn host_copy_as(tensor: &Tensor, kind: Kind) -> Result<Tensor, TchError> {
     tch::no_grad(|| tensor.f_to_device_(Device::Cpu, kind, true, true))
 }
 
-/// Returns once what is queued before on a device is done.
+/// Waits until all work queued on a device is done.
 pub(crate) fn wait_for_copies(device: Device) -> Result<(), TchError> {
     if device != Device::Cpu {
         Tensor::f_zeros([1], (Kind::Float, device))?.f_double_value(&[0])?;

@@ -1,4 +1,4 @@
-//! Trains Vision Transformers data-parallel, and measures what synchronisation costs.
+//! Trains Vision Transformers data-parallel, and measures what synchronization costs.
 //!
 //! ```text
 //!   commands/      run, study, plan, eval, export, preflight, bench, fetch, data inspect, import-deepspeed, completions
@@ -8,7 +8,7 @@
 //!           train/   data -> model -> gradients averaged -> optimizer  (data/, model/, parallel/, distributed, optim/)
 //!                    checkpoints, evaluation, measurements             (checkpoint/, evaluation, metrics/)
 //! ```
-//! Sibling modules do not depend on each other in circles.
+//! Sibling modules have no circular dependencies.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -52,13 +52,13 @@ use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
 
-/// Carries out the command line of this process.
+/// Runs the command line of this process.
 pub fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A standard error that is closed is no reason to stop training: it would be a panic.
+        // A closed standard error must not stop training, which a panic would.
         .log_internal_errors(false)
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")))
         .init();

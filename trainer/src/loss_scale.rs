@@ -1,8 +1,8 @@
-//! The dynamic loss scale of fp16, with the names and the behaviour of DeepSpeed's `DynamicLossScaler`
+//! The dynamic loss scale of fp16, with the names and the behavior of DeepSpeed's `DynamicLossScaler`
 //! (`deepspeed/runtime/fp16/loss_scaler.py`).
 //!
-//! The loss is multiplied by the scale before the backward pass, so that small gradients do not vanish in fp16, and
-//! gradients are divided by it before the optimizer sees them. Where they overflow, the step is skipped.
+//! The loss is multiplied by the scale before the backward pass, so that small gradients do not
+//! vanish in fp16, and gradients are divided by it after. If they overflow, the step is skipped.
 
 use contract::LossScaleConfig;
 use serde::{Deserialize, Serialize};
@@ -10,21 +10,21 @@ use tch::{Device, Kind, Tensor};
 
 const SCALE_FACTOR: f64 = 2.0;
 
-/// What a checkpoint keeps of the loss scale.
+/// The loss scale in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct LossScale {
     pub(crate) scale: f64,
-    /// Steps so far, with those that were skipped.
+    /// Steps so far, including skipped ones.
     pub(crate) iterations: u64,
-    /// The iterations up to and with the last overflow; 0 where there was none.
+    /// The iterations up to and including the last overflow; 0 if there was none.
     pub(crate) since: u64,
-    /// Overflows that are left until the scale is halved.
+    /// Overflows left until the scale is halved.
     pub(crate) hysteresis: u32,
     pub(crate) skipped: u64,
 }
 
-/// How many numbers a scale is on the device.
+/// How many numbers a scale has on the device.
 pub(crate) const NUMBERS: usize = 6;
 
 impl LossScale {
@@ -38,8 +38,7 @@ impl LossScale {
         }
     }
 
-    /// Reads what [`DeviceLossScale::numbers`] gives. An error where gradients overflow although the scale cannot be lowered
-    /// any more.
+    /// Reads [`DeviceLossScale::numbers`]. An error if gradients overflow at the minimum scale.
     pub(crate) fn from_numbers(numbers: [f64; NUMBERS]) -> Result<Self, AtMinimum> {
         let [scale, iterations, since, hysteresis, skipped, at_minimum] = numbers;
         if at_minimum > 0.0 {
@@ -55,14 +54,14 @@ impl LossScale {
     }
 }
 
-/// Gradients overflow although the scale cannot be lowered any more.
+/// Gradients overflow at the minimum scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AtMinimum {
     pub(crate) scale: f64,
 }
 
-/// The loss scale where losses and gradients are: it moves without the host, which knows of an overflow a step later. Its
-/// numbers are scalars in double precision.
+/// The loss scale on the device of losses and gradients. It changes there; the host learns of an
+/// overflow one step later. Its numbers are double-precision scalars.
 #[derive(Debug)]
 pub(crate) struct DeviceLossScale {
     scale: Tensor,
@@ -86,7 +85,7 @@ impl DeviceLossScale {
         }
     }
 
-    /// What the loss is multiplied by.
+    /// The factor of the loss.
     pub(crate) fn scale(&self) -> &Tensor {
         &self.scale
     }
@@ -103,7 +102,7 @@ impl DeviceLossScale {
         Tensor::stack(&numbers, 0)
     }
 
-    /// After a step: `is_skipped` is a scalar that is true where its gradients were not finite.
+    /// Updates the scale after a step. `is_skipped` is a scalar: true if gradients were not finite.
     pub(crate) fn update(&mut self, is_skipped: &Tensor, config: &LossScaleConfig) {
         let Self {
             scale,
@@ -132,7 +131,7 @@ impl DeviceLossScale {
                 .logical_and(&is_halved.logical_not())
                 .to_kind(Kind::Double);
         let iterations = iterations + 1.0;
-        // One at its minimum stays as it is, for the message.
+        // A scale at the minimum stays unchanged, for the message.
         let halved = scale.where_self(&at_minimum, &halved);
         *self = Self {
             scale: halved.where_self(&is_halved, &(scale * SCALE_FACTOR).where_self(&is_doubled, scale)),
@@ -149,9 +148,9 @@ impl DeviceLossScale {
 mod tests {
     use super::*;
 
-    /// What DeepSpeed 0.19.8's `DynamicLossScaler(init_scale=2**4, scale_window=3, min_scale=2, delayed_shift=2,
-    /// consecutive_hysteresis=False)` shows as `cur_scale` and `cur_hysteresis` after each of these steps; `x` is an
-    /// overflow.
+    /// `cur_scale` and `cur_hysteresis` of DeepSpeed 0.19.8's `DynamicLossScaler(init_scale=2**4,
+    /// scale_window=3, min_scale=2, delayed_shift=2, consecutive_hysteresis=False)` after each of
+    /// these steps; `x` is an overflow.
     #[test]
     fn scale_and_hysteresis_move_as_deepspeeds() {
         let config = LossScaleConfig {
@@ -167,7 +166,7 @@ mod tests {
             let found = read(&scale).expect("above the minimum");
             let expected = (SCALES[index], HYSTERESES[index]);
             assert_eq!((found.scale, found.hysteresis), expected, "step {index}");
-            // As from a checkpoint.
+            // As after a restart from a checkpoint.
             scale = DeviceLossScale::new(found, Device::Cpu);
         }
         assert_eq!(read(&scale).expect("a scale").skipped, 6);

@@ -2,8 +2,8 @@
 
 use contract::Machine;
 
-/// What tells this machine from others: a random number that its kernel drew at its start, as far as an `f64` can hold it. `None`
-/// where `/proc` does not tell.
+/// Identifies this machine by the random number that its kernel drew at boot, truncated to fit an
+/// `f64`. `None` if `/proc` lacks it.
 pub(crate) fn boot_number() -> Option<u64> {
     const DIGITS: usize = f64::MANTISSA_DIGITS as usize / 4;
     let text = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -15,7 +15,7 @@ pub(crate) fn boot_number() -> Option<u64> {
     u64::from_str_radix(&digits, 16).ok()
 }
 
-/// This machine, as far as `/proc` tells it.
+/// This machine, as described by `/proc`.
 pub(crate) fn this_machine() -> Machine {
     let field = |file: &str, name: &str| {
         let text = fs_err::read_to_string(file).ok()?;

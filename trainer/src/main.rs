@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use tikv_jemallocator::Jemalloc;
 
-// Also for libtorch: jemalloc replaces the C library's functions in the whole process. With glibc's, the activations of a
-// step take a fifth more memory than they hold.
+// Also for libtorch: jemalloc replaces the C library's functions in the whole process. With
+// glibc's, the activations of a step use a fifth more memory than they hold.
 #[global_allocator]
 static GLOBAL: Jemalloc = Jemalloc;
 

@@ -11,7 +11,7 @@ use crate::error::TrainError;
 
 const API_VERSION: &str = "vit-operator.dev/v1alpha1";
 
-/// What a manifest says that it is.
+/// The type that a manifest declares.
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct TypeMeta {
@@ -19,7 +19,7 @@ struct TypeMeta {
     kind: String,
 }
 
-/// A run configuration with the file of weights of the command line, if it names one.
+/// Replaces the file of weights in a run configuration by the command line's, if it names one.
 pub(crate) fn with_pretrained(
     mut config: RunConfig,
     pretrained: Option<&Path>,
@@ -29,7 +29,7 @@ pub(crate) fn with_pretrained(
         (Some(file), _) => config.model.pretrained = Some(file.into()),
         (None, Some(file)) if !file.exists() => {
             return Err(TrainError::Config(format!(
-                "{}: spec.model.pretrained is a file of a volume, which this machine does not mount: give --pretrained FILE",
+                "{}: spec.model.pretrained is a file on a volume that this machine does not mount: pass --pretrained FILE",
                 manifest.display()
             )));
         }
@@ -55,7 +55,7 @@ pub(crate) fn read_config(
     local_config(job, data, checkpoints, nodes).map_err(|error| wrong(&error.to_string()))
 }
 
-/// As [`read_config`], of a job that is read already.
+/// As [`read_config`], for a job that is already read.
 pub(crate) fn local_config(
     mut job: ViTTrainingJob,
     data: Option<&Path>,
@@ -79,7 +79,7 @@ pub(crate) fn local_config(
     Ok(config)
 }
 
-/// Has what is streamed cached in the user's own folder for that: there is no pod.
+/// Caches streamed data in the user's cache folder, because there is no pod.
 pub(crate) fn cache_here(data: &mut DataConfig) {
     if data.from.as_ref().is_some_and(Origin::is_streamed) {
         let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -92,13 +92,13 @@ pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {
     read_resource(path, "ViTTrainingJob")
 }
 
-/// What is wrong with a file of YAML or JSON, without advice for programmers.
+/// A YAML or JSON error without hints for programmers.
 pub(crate) fn in_words(error: &serde_saphyr::Error) -> String {
     error.render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// The one document of this kind of a file that may have others, such as claims, with empty lines in the place of the others. The
-/// error tells how many there are.
+/// The only document of this kind in a file that may have others, such as claims. Empty lines
+/// replace the others. The error says how many there are.
 fn only_document(text: &str, expected: &str) -> Result<String, String> {
     let mut documents = vec![Vec::new()];
     for (number, line) in text.lines().enumerate() {
@@ -118,18 +118,18 @@ fn only_document(text: &str, expected: &str) -> Result<String, String> {
     let mut found: Vec<String> = documents.iter().map(only).filter(is_expected).collect();
     match (documents.len(), found.len()) {
         (_, 1) => Ok(found.remove(0)),
-        // What is wrong with it is told where it is read.
+        // The parser reports its errors.
         (1, _) => Ok(text.into()),
         (all, 0) => Err(format!("none of its {all} documents is a {expected}")),
         (_, several) => Err(format!(
-            "it has {several} documents of kind {expected}: give each a file of its own"
+            "it has {several} documents of kind {expected}: put each in a separate file"
         )),
     }
 }
 
-/// A resource of this project, of one kind.
+/// Reads a resource of this project, of one kind.
 pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) -> Result<R, TrainError> {
-    // As kubectl has it.
+    // As in kubectl.
     let text = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {
@@ -139,9 +139,9 @@ pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) ->
     let text = only_document(&text, expected)
         .map_err(|found| TrainError::Config(format!("{}: {found}", path.display())))?;
     let wrong = |reason: &dyn std::fmt::Display| {
-        TrainError::Config(format!("{} is no {expected}: {reason}", path.display()))
+        TrainError::Config(format!("{} is not a valid {expected}: {reason}", path.display()))
     };
-    // The resource's own type leaves these two to the API server.
+    // The resource's own type leaves checking these two to the API server.
     let TypeMeta { api_version, kind } =
         serde_saphyr::from_str(&text).map_err(|error| wrong(&in_words(&error)))?;
     if (api_version.as_str(), kind.as_str()) != (API_VERSION, expected) {
@@ -152,12 +152,12 @@ pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) ->
     as_the_api_server_reads(&text).map_err(|error| wrong(&error))
 }
 
-/// What an API server makes of a manifest, for which text is no number and 1.0 is an integer.
+/// Parses a manifest as an API server does: text is not a number, and 1.0 is an integer.
 fn as_the_api_server_reads<R: DeserializeOwned>(text: &str) -> Result<R, String> {
     let mut manifest: Value = serde_saphyr::from_str(text).map_err(|error| in_words(&error))?;
     make_integers(&mut manifest);
     serde_path_to_error::deserialize(manifest).map_err(|error| {
-        // The reader of YAML knows the line, and takes text for numbers.
+        // The YAML parser knows the line, but accepts text as numbers.
         match serde_saphyr::from_str::<R>(text) {
             Err(with_line) => in_words(&with_line),
             Ok(_) => format!("{}: {}", error.path(), error.inner()),
@@ -165,12 +165,12 @@ fn as_the_api_server_reads<R: DeserializeOwned>(text: &str) -> Result<R, String>
     })
 }
 
-/// Makes whole numbers of those like 1.0, as JSON has them.
+/// Turns numbers such as 1.0 into integers.
 fn make_integers(value: &mut Value) {
     match value {
         Value::Number(number) => {
             let whole = number.as_f64().filter(|float| float.fract() == 0.0);
-            // Those beyond are fields of floating-point numbers.
+            // Larger ones belong to floating-point fields.
             if let Some(whole) = whole.filter(|whole| number.is_f64() && whole.abs() < 1e15) {
                 *number = (whole as i64).into();
             }
@@ -224,7 +224,7 @@ mod tests {
         );
         assert_eq!(
             only(&format!("{JOB}---\n{JOB}")).expect_err("two"),
-            "it has 2 documents of kind ViTTrainingJob: give each a file of its own"
+            "it has 2 documents of kind ViTTrainingJob: put each in a separate file"
         );
         assert_eq!(only("no: yaml: at all").as_deref(), Ok("no: yaml: at all"));
     }

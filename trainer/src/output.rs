@@ -1,24 +1,24 @@
-//! What is written to standard output: lines, and progress at a rate that can be read.
+//! Standard output: lines, and progress at a readable rate.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use contract::{Progress, progress_line};
 
-/// Least time between two lines to read.
+/// Minimum time between two lines of text.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// How progress is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(crate) enum Output {
-    /// A line to read.
+    /// Lines of text
     Text,
-    /// The record as a line of JSON.
+    /// One JSON record a line
     Json,
 }
 
 impl Output {
-    /// Writes a record; as text only where its turn has come.
+    /// Writes a record; as text only if one is due.
     pub(crate) fn progress(self, pace: &mut Pace, progress: &Progress) {
         match self {
             Self::Text if pace.is_due(progress, Instant::now()) => {
@@ -29,7 +29,7 @@ impl Output {
         }
     }
 
-    /// Says how far it came, at the end.
+    /// Writes the final progress.
     pub(crate) fn end(self, progress: Option<&Progress>) {
         if let (Self::Text, Some(progress)) = (self, progress) {
             write_line(&format!(
@@ -41,19 +41,19 @@ impl Output {
     }
 }
 
-/// Picks the records that are shown as lines, at a rate that can be read: the first ones, the last one, and one every
-/// few seconds between them.
+/// Picks the records to show as lines: the first ones, the last one, and one every few seconds
+/// between them.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<(Instant, Progress)>,
 }
 
 impl Pace {
-    /// Whether a record of `now` is shown.
+    /// Whether to show a record at `now`.
     pub(crate) fn is_due(&mut self, progress: &Progress, now: Instant) -> bool {
         let due = self.last.as_ref().is_none_or(|(shown, last)| {
             let first_loss = last.loss.is_none() && progress.loss.is_some();
-            // The last step is told twice: when it is done, and again with the accuracy after it.
+            // The last step is reported twice: when it is done, and again with the accuracy.
             let over = progress.step == progress.total_steps;
             (first_loss || over || now.duration_since(*shown) >= INTERVAL)
                 && progress_line::write(last) != progress_line::write(progress)
@@ -65,7 +65,7 @@ impl Pace {
     }
 }
 
-/// Writes a line to standard output. One that is closed is no reason to stop training.
+/// Writes a line to standard output. A closed one does not stop training.
 pub(crate) fn write_line(line: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());

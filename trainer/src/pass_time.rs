@@ -1,4 +1,4 @@
-//! What a pass over a micro-batch takes.
+//! The duration of a pass over a micro-batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PassTime {
-    /// Of a micro-batch, whatever its size.
+    /// Per micro-batch, whatever its size.
     pub(crate) fixed_seconds: f64,
-    /// Of an image.
+    /// Per image.
     pub(crate) image_seconds: f64,
 }
 
 impl PassTime {
-    /// Least cost of an image, as a share of what it takes with the fixed cost spread over all images: where noise is larger
-    /// than the difference of the two times, images cost something all the same.
+    /// Minimum cost of an image, as a share of its average cost. It applies if noise exceeds the
+    /// difference of the two times.
     const LEAST_SHARE: f64 = 0.1;
 
-    /// By the times of two micro-batches, of which the first has more images, or as many.
+    /// From the times of two micro-batches; the first has at least as many images.
     pub(crate) fn through([(more, long), (fewer, short)]: [(u64, f64); 2]) -> Self {
         let per_image = long / more as f64;
         let image_seconds = if more > fewer {
@@ -31,7 +31,7 @@ impl PassTime {
         }
     }
 
-    /// Of so many images.
+    /// For this many images.
     pub(crate) fn seconds(self, images: u64) -> f64 {
         self.fixed_seconds + self.image_seconds * images as f64
     }
@@ -46,9 +46,9 @@ mod tests {
         for (points, images, seconds) in [
             ([(16, 0.02), (2, 0.006)], 9, 0.013),
             ([(16, 0.02), (2, 0.006)], 64, 0.068),
-            // Of one size: by the image.
+            // Equal sizes: the time is proportional to the images.
             ([(2, 0.006), (2, 0.006)], 64, 0.192),
-            // The more images the shorter; and more than in proportion.
+            // More images take less time; and more than proportionally longer.
             ([(4, 0.02), (2, 0.03)], 8, 0.022),
             ([(4, 0.02), (2, 0.002)], 8, 0.04),
         ] {

@@ -1,4 +1,4 @@
-//! Number formats: what is in half precision, and what never is.
+//! Number formats: which values use half precision.
 //!
 //! | | fp32 | bf16, fp16 | with masterWeights |
 //! |---|---|---|---|
@@ -12,8 +12,8 @@
 //! | optimizer: weights, gradients, moments | 32 bits | 32 bits | 32 bits: masters |
 //! | average of weights, checkpoints | 32 bits | 32 bits | 32 bits |
 //!
-//! The norms' weights stay in 32 bits on the CPU because its kernel keeps the statistics in the format of the weights;
-//! that of CUDA has them in 32 bits always, and wants one format for input and weights.
+//! The norms' weights stay in 32 bits on the CPU, whose kernel keeps statistics in the weights'
+//! format. CUDA's keeps them in 32 bits, and needs one format for input and weights.
 
 use contract::{AttentionBackend, TrainingConfig};
 use tch::{Device, Kind, Tensor};
@@ -25,13 +25,13 @@ use crate::model::{Mode, VisionTransformer};
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Precision {
     Full,
-    /// Weights in 32 bits are cast where they are used.
+    /// Weights in 32 bits are cast on use.
     Autocast(Kind),
     Half(Kind),
 }
 
 impl Precision {
-    /// Gives the number formats, and sets what libtorch has for the whole process: TF32, and the kernels of attention.
+    /// Returns the formats, and sets libtorch's global options: TF32 and attention kernels.
     pub(crate) fn begin(training: &TrainingConfig) -> Result<Self, Error> {
         Arithmetic::set(
             training.tf32,
@@ -63,7 +63,7 @@ impl Precision {
         Ok(logits.to_kind(Kind::Float))
     }
 
-    /// The kind of a weight that the model computes with.
+    /// The kind of this weight in the model.
     pub(crate) fn kind_of(self, name: &str, weight: &Tensor) -> Kind {
         match self {
             Self::Half(kind) if !stays_full(name, weight.device()) => kind,
@@ -72,7 +72,7 @@ impl Precision {
     }
 }
 
-/// Whether a weight is in 32 bits in a model in half precision.
+/// Whether a weight stays in 32 bits in a half-precision model.
 fn stays_full(name: &str, device: Device) -> bool {
     let is_of_norm = name
         .split('.')

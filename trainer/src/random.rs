@@ -1,29 +1,29 @@
 //! Randomness that a resumed run repeats.
 //!
-//! Whatever is random in training is a function of the run's seed and of where it is used, never of a generator that
-//! runs along: so it depends neither on the moment of a restart nor on how many threads share the work.
+//! Randomness in training is a function of the run's seed and the place of use, never of a running
+//! generator. It depends neither on when a run restarts nor on the number of threads.
 
-/// What random numbers are for. Two streams of one seed have nothing in common.
+/// Uses of random numbers. Streams of one seed are independent.
 ///
-/// The numbers are part of what a checkpoint relies on: a new stream gets a new one, none is given twice.
+/// Checkpoints rely on these numbers: a new stream gets a new number, and none is reused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Stream {
     /// The order of an epoch's images; places: epoch.
     Order = 1,
-    /// Branches of blocks that an image leaves out; places: step, place in the global batch.
+    /// Branches of blocks that an image skips; places: step, place in the global batch.
     DropPath = 2,
-    /// The part of an image that is cut out; places: epoch, place in its order. So are those below.
+    /// The crop of an image; places: epoch, place in its order. So are those below.
     Crop = 16,
     Flip = 17,
     Color = 18,
     Erase = 19,
-    /// How two neighbours are mixed; places: epoch, number of the pair.
+    /// How two neighbors are mixed; places: epoch, number of the pair.
     Mix = 20,
     /// The noise of erased rectangles, one for the run.
     Noise = 21,
 }
 
-/// The seed of `stream` at a place, of which `a` and `b` are the coordinates.
+/// The seed of `stream` at the place with coordinates `a` and `b`.
 pub(crate) fn derive(seed: u64, stream: Stream, a: u64, b: u64) -> u64 {
     [stream as u64, a, b].into_iter().fold(mix(seed), |state, value| {
         mix(state.wrapping_add(GOLDEN_GAMMA) ^ mix(value.wrapping_add(GOLDEN_GAMMA)))
@@ -33,15 +33,15 @@ pub(crate) fn derive(seed: u64, stream: Stream, a: u64, b: u64) -> u64 {
 /// 2^64 divided by the golden ratio, odd.
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer of `SplitMix64`: a bijection in which every bit of the input moves half of the output's.
+/// The finalizer of `SplitMix64`: a bijection; each input bit flips half of the output bits.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014), written out so that no upgrade of a library changes the numbers of a run
-/// that is to be resumed.
+/// `SplitMix64` (Steele, Lea, Flood 2014), written out so that library upgrades do not change the
+/// numbers of a resumed run.
 #[derive(Debug)]
 pub(crate) struct SplitMix64(u64);
 

@@ -1,5 +1,5 @@
-//! One rank: a worker process that the agent starts, with `torchrun`'s environment, and to which it is connected by
-//! the socket on the worker's standard input. Reports go out on it; that it closes means that the agent is gone.
+//! One rank: a worker process that the agent starts with `torchrun`'s environment. Reports go out
+//! on a socket, its standard input; if that closes, the agent is gone.
 
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;
@@ -19,10 +19,10 @@ use crate::metrics::{Report, Reporter};
 use crate::train::{Outcome, Plan, Trainer};
 use crate::watchdog::{Records, Watchdog};
 
-/// How long after the end of a connection it may take to hear which rank's end it was.
+/// How long the number of the lost rank may arrive after a connection ended.
 const NEWS_OF_LOSS: Duration = Duration::from_secs(5);
 
-/// Trains, tells the agent how it went, and ends the process.
+/// Trains, reports the result to the agent, and ends the process.
 pub(crate) fn main() -> ! {
     let reporter = match Reporter::on_standard_input() {
         Ok(reporter) => reporter,
@@ -52,7 +52,7 @@ pub(crate) fn main() -> ! {
     torch_ext::exit_now(code.code())
 }
 
-/// What fails in libtorch because a peer is lost is told as that. So is all that a device computes after it was aborted.
+/// Blames a lost peer for failures in libtorch, and for what a device computed after an abort.
 fn name_lost_peer(error: TrainError, lost: &LostPeer) -> TrainError {
     let is_of_computation = matches!(
         error,
@@ -85,9 +85,9 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
     let records = Records::new(&config.checkpoint.path, place.attempt, place.rank);
     let requested = Arc::clone(&stop.requested);
     let trainer = Trainer::new(config, &place, reporter.clone(), requested, lost)?;
-    // The process ends without it: the destructors of process groups wait for peers that may be gone.
+    // Never dropped: the destructors of process groups wait for peers that may be gone.
     let mut trainer = ManuallyDrop::new(trainer);
-    // From here on a signal is answered by a checkpoint.
+    // From here on, a signal leads to a checkpoint.
     stop.at_once.store(false, Ordering::SeqCst);
     Watchdog {
         reporter,

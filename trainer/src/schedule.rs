@@ -1,9 +1,9 @@
-//! The learning rate over a run, as a function of the position in epochs. Being no function of the step count, it goes
-//! on smoothly when a run is resumed with another global batch size.
+//! The learning rate over a run, as a function of the position in epochs, not of the step count. It
+//! continues smoothly if a run is resumed with another global batch size.
 
 use contract::{Course, Schedule};
 
-/// Where a step lies, in epochs since the start of the run.
+/// The position of a step, in epochs since the start of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepSpan {
     /// Before its first image.
@@ -12,8 +12,8 @@ pub(crate) struct StepSpan {
     pub(crate) end: f64,
 }
 
-/// Learning rate of a step of a run of `epochs`: linear warm-up (read at the step's end, so that the first step is
-/// not lost on a rate of zero), then the schedule's course, read at the step's start.
+/// Learning rate of a step of a run of `epochs`: linear warm-up, then the schedule's course.
+/// Warm-up is read at the step's end, so that the first rate is not zero; the course at its start.
 pub(crate) fn learning_rate(schedule: &Schedule, peak: f64, epochs: u32, step: StepSpan) -> f64 {
     let Schedule {
         ref course,
@@ -38,7 +38,7 @@ pub(crate) fn learning_rate(schedule: &Schedule, peak: f64, epochs: u32, step: S
     }
 }
 
-/// A position that should lie on a whole number of epochs counts as there although sums of fractions fall short of it.
+/// Tolerance for positions that should be a whole number of epochs but fall short by rounding.
 const ROUNDING: f64 = 1e-9;
 
 #[cfg(test)]

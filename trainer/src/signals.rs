@@ -1,4 +1,4 @@
-//! Being told to stop.
+//! Stop signals.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;

@@ -1,4 +1,4 @@
-//! What makes a rank compute as on a slower device.
+//! Emulation of a slower device.
 
 use std::time::Duration;
 
@@ -12,34 +12,34 @@ use crate::error::TrainError;
 use crate::pass_time::PassTime;
 use crate::speeds::Speeds;
 
-/// What a rank waits beside what it computes, where it computes as on a slower device.
+/// The time that a rank waits to emulate a slower device.
 #[derive(Debug)]
 pub(crate) struct Slowdown {
-    /// Nothing where ranks compute as this machine does.
+    /// `None` at this machine's own speed.
     emulated: Option<Emulated>,
 }
 
-/// A rank that computes as on a slower device.
+/// A rank that emulates a slower device.
 #[derive(Debug)]
 struct Emulated {
-    /// Seconds of waiting for one of computing.
+    /// Seconds of waiting per second of computation.
     wait: f64,
-    /// Among those that do not meet others in their forward passes.
+    /// This rank's place among those with separate forward passes.
     place: Member,
     calibration: Option<CalibrationFile>,
-    /// On this machine.
+    /// A forward pass on this machine.
     forward: PassTime,
 }
 
 impl Slowdown {
-    /// How long a micro-batch's forward and backward passes take, in forward passes.
+    /// Duration of a micro-batch's forward and backward passes, in forward passes.
     const PASSES: f64 = 3.0;
-    /// Forward passes of which the median is taken: the shortest of a few varies more.
+    /// Number of forward passes; their median is used, because the shortest of a few varies more.
     const REPEATS: usize = 7;
 
-    /// Of a rank that computes on `device`, with its place among those that do not meet others in their forward passes.
+    /// For a rank on `device`, with its place among those with separate forward passes.
     pub(crate) fn of_environment(rank: u32, place: Member, device: tch::Device) -> Result<Self, TrainError> {
-        let speeds = Speeds::of_environment()?.filter(|_| device == tch::Device::Cpu);
+        let speeds = Speeds::from_environment()?.filter(|_| device == tch::Device::Cpu);
         let emulated = speeds.map(|speeds| Emulated {
             wait: 1.0 / speeds.of_rank(rank) - 1.0,
             place,
@@ -49,9 +49,9 @@ impl Slowdown {
         Ok(Self { emulated })
     }
 
-    /// Takes from the calibration file how long a forward pass of such a job takes on this machine. Where it does not say, passes
-    /// of two micro-batches are measured: on one replica while the others wait, or, where weights are gathered in them, on all at
-    /// once (`together`). All ranks must take part; where none is emulated nothing is done.
+    /// Reads the time of the job's forward pass from the calibration file. If missing, passes of
+    /// two micro-batches are measured: on one replica while others wait, or, if they gather
+    /// weights, on all (`together`). All ranks must take part; without emulation nothing is done.
     pub(crate) fn calibrate(
         &mut self,
         world: &World,
@@ -76,8 +76,8 @@ impl Slowdown {
         Ok(())
     }
 
-    /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
-    /// and for its backward pass.
+    /// Runs a micro-batch's forward pass, and waits for the extra time of a slower device in it and
+    /// in the backward pass.
     pub(crate) fn around<T>(&self, images: u64, forward: impl FnOnce() -> T) -> T {
         let Some(emulated) = self.emulated.as_ref().filter(|_| images > 0) else {
             return forward();
@@ -117,8 +117,8 @@ impl Emulated {
         Ok(PassTime::through(measured))
     }
 
-    /// How much longer both passes take than on this machine, in two parts. What comes before the forward pass is another one on
-    /// each rank: on processors of their own their passes would not take longer for being computed at the same moment.
+    /// The extra time of both passes, in two parts. The first part differs by rank, so that passes
+    /// do not compete for this machine's processors.
     fn waits(&self, images: u64) -> [Duration; 2] {
         let all = Slowdown::PASSES * self.wait * self.forward.seconds(images);
         let before = all * f64::from(self.place.rank) / f64::from(self.place.size);
@@ -126,7 +126,7 @@ impl Emulated {
     }
 }
 
-/// Time that this thread has computed.
+/// CPU time of this thread.
 fn computed() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
@@ -148,7 +148,7 @@ mod tests {
                 .waits(images)
                 .map(|part| (part + Duration::from_micros(500)).as_millis())
         };
-        // A tenth of the speed: nine times as long again, three passes.
+        // A tenth of the speed: nine extra times three passes.
         assert_eq!(waits(9.0, 0, 16), [0, 540]);
         assert_eq!(waits(9.0, 1, 16), [135, 405]);
         assert_eq!(waits(9.0, 3, 9), [263, 88], "13 ms, between those of 2 and 16");

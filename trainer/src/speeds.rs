@@ -1,4 +1,4 @@
-//! Ranks that compute as on slower devices: to try on one machine what unlike GPUs do.
+//! Speeds of ranks that emulate slower devices, to try different GPUs on one machine.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,26 +8,26 @@ use contract::{Device, RunConfig};
 use crate::calibration::CalibrationFile;
 use crate::error::TrainError;
 
-/// The least speed.
+/// The minimum speed.
 const LEAST: f64 = 1e-4;
 
 /// Speeds of all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Speeds {
-    /// By rank, each a share of a core's.
+    /// By rank, each a share of a core's speed.
     shares: Vec<f64>,
-    /// Where the core's speed is kept.
+    /// The file with the core's speed.
     pub(crate) calibration: Option<CalibrationFile>,
 }
 
 impl Speeds {
-    /// Environment variable by which ranks get the shares, separated by commas.
+    /// Environment variable of the ranks with the shares, separated by commas.
     const VARIABLE: &str = "VIT_SPEEDS";
-    /// And the one with the file.
+    /// Environment variable with the file.
     const CALIBRATION: &str = "VIT_CALIBRATION";
 
-    /// Those of the command line; `None` where it has none.
-    pub(crate) fn of_arguments(
+    /// The speeds of the command line; `None` if it has none.
+    pub(crate) fn from_arguments(
         speeds: &[f64],
         calibration: Option<&Path>,
         config: &RunConfig,
@@ -42,7 +42,7 @@ impl Speeds {
         }))
     }
 
-    /// Of the ranks of a run.
+    /// Speeds for the ranks of a run.
     fn new(speeds: &[f64], config: &RunConfig) -> Result<Self, TrainError> {
         let ranks = config.world_size();
         let refuse = |message: String| Err(TrainError::Config(format!("--speeds {message}")));
@@ -58,9 +58,7 @@ impl Speeds {
             ));
         }
         if config.device != Device::Cpu {
-            return refuse(
-                "needs workers.device cpu: a GPU cannot be made to compute as a slower one".into(),
-            );
+            return refuse("needs workers.device cpu: slower GPUs cannot be emulated".into());
         }
         Ok(Self {
             shares: speeds.to_vec(),
@@ -68,8 +66,8 @@ impl Speeds {
         })
     }
 
-    /// For the environment of the ranks. Each computes on one thread: its own speed must not depend on how many ranks share this
-    /// machine.
+    /// For the environment of the ranks. Each computes on one thread, so that its speed does not
+    /// depend on how many ranks share this machine.
     pub(crate) fn variables(&self) -> [(OsString, OsString); 3] {
         let shares: Vec<String> = self.shares.iter().map(f64::to_string).collect();
         let file = self.calibration.as_ref().map(|file| file.path().into());
@@ -80,13 +78,13 @@ impl Speeds {
         ]
     }
 
-    /// That of a rank.
+    /// The speed of a rank.
     pub(crate) fn of_rank(&self, rank: u32) -> f64 {
         self.shares.get(rank as usize).copied().unwrap_or(1.0).max(LEAST)
     }
 
-    /// Reads back what [`Self::variables`] has written; `None` where nothing has.
-    pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
+    /// Reads the variables of [`Self::variables`]; `None` if they are not set.
+    pub(crate) fn from_environment() -> Result<Option<Self>, TrainError> {
         let Ok(speeds) = std::env::var(Self::VARIABLE) else {
             return Ok(None);
         };
@@ -119,7 +117,7 @@ mod tests {
         assert_eq!((shares, calibration), ("1,0.25".into(), "".into()));
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("calibration.json");
-        let kept = Speeds::of_arguments(&[1.0, 0.25], Some(&file), &config).expect("as good");
+        let kept = Speeds::from_arguments(&[1.0, 0.25], Some(&file), &config).expect("as good");
         assert_eq!(kept.expect("speeds").variables()[1].1, file);
         let refused = |speeds: &[f64], config: &RunConfig| {
             Speeds::new(speeds, config).expect_err("refused").to_string()

@@ -1,7 +1,7 @@
 //! Named tensors in safetensors files: `<length of the header, 8 bytes><header, JSON><values>`.
 //!
-//! The header is made here and not by the crate that reads it: that one writes whole files from memory, and puts the
-//! metadata in an order that differs from run to run.
+//! The header is written here because the reading crate writes whole files from memory, with
+//! metadata in a random order.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -18,20 +18,20 @@ use tch::{Kind, Tensor};
 
 use crate::error::Failure;
 
-/// The header is padded so that values are aligned to this.
+/// Alignment of the values, by padding the header.
 const ALIGNMENT: usize = 8;
 const BUFFER_BYTES: usize = 1024 * 1024;
-/// For everyone, less what the process's mask takes away: as other programs make files.
+/// Read and write for everyone, subject to the process's umask, as other programs create files.
 const MODE: u32 = 0o666;
 
-/// What files of this program say under `producer`.
+/// The `producer` in this program's files.
 pub(crate) const PRODUCER: &str = concat!("vit-trainer ", env!("CARGO_PKG_VERSION"));
 
 pub(crate) type Metadata = BTreeMap<&'static str, String>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SaveError {
-    #[error("{path} exists and is not replaced: give another name, or remove it")]
+    #[error("{path} already exists: choose another name, or remove it")]
     Exists { path: PathBuf },
     #[error("{path} cannot be written: {problem}")]
     Place { path: PathBuf, problem: String },
@@ -52,7 +52,7 @@ impl Failure for SaveError {
     }
 }
 
-/// What happens to a file that is there already.
+/// What to do with an existing file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Existing {
     Keep,
@@ -60,7 +60,7 @@ pub(crate) enum Existing {
 }
 
 impl Existing {
-    /// Whether a file may be written to `path`: asked before the work that makes its content.
+    /// Checks that `path` can be written, before its content is computed.
     pub(crate) fn allows(self, path: &Path) -> Result<(), SaveError> {
         let problem = |problem: String| {
             Err(SaveError::Place {
@@ -73,7 +73,7 @@ impl Existing {
             return problem("it is a folder: name a file".into());
         }
         if !folder.is_dir() {
-            return problem(format!("there is no folder {}", folder.display()));
+            return problem(format!("the folder {} does not exist", folder.display()));
         }
         if self == Self::Keep && path.symlink_metadata().is_ok() {
             return Err(SaveError::Exists { path: path.into() });
@@ -82,7 +82,7 @@ impl Existing {
     }
 }
 
-/// Writes a file that is complete or not there at all. Gives its size in bytes.
+/// Writes a file atomically. Returns its size in bytes.
 pub(crate) fn save(
     path: &Path,
     tensors: &[(String, Tensor)],
@@ -111,7 +111,7 @@ pub(crate) fn save(
         Existing::Replace => file.persist(path),
     };
     put.map_err(|error| match error.error.kind() {
-        // Made by someone else meanwhile.
+        // Another process created it meanwhile.
         ErrorKind::AlreadyExists => SaveError::Exists { path: path.into() },
         _ => failed(error.error),
     })?;
@@ -127,7 +127,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Writes tensors, which must be contiguous ones on the CPU, in the order of their names.
+/// Writes tensors in the order of their names. They must be contiguous and on the CPU.
 pub(crate) fn write(
     out: &mut dyn Write,
     tensors: &[(String, Tensor)],
@@ -163,7 +163,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// A tensor of a file; `None` where its numbers are of a type that is not read.
+/// A tensor of a file; `None` if its number type is not supported.
 pub(crate) fn tensor_of(view: &TensorView<'_>) -> Option<Tensor> {
     let kind = match view.dtype() {
         Dtype::F32 => Kind::Float,
@@ -182,7 +182,7 @@ pub(crate) fn bytes_of(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-/// The format's name for a kind of numbers.
+/// The format's name of a kind.
 fn dtype(kind: Kind) -> std::io::Result<&'static str> {
     match kind {
         Kind::Float => Ok("F32"),
@@ -190,7 +190,7 @@ fn dtype(kind: Kind) -> std::io::Result<&'static str> {
         Kind::BFloat16 => Ok("BF16"),
         Kind::Int64 => Ok("I64"),
         other => Err(std::io::Error::other(format!(
-            "values of {other:?} are not written; F32, F16, BF16 and I64 are"
+            "values of {other:?} are not supported; F32, F16, BF16 and I64 are"
         ))),
     }
 }
@@ -252,7 +252,7 @@ mod tests {
 
         fs::write(&path, "mine").expect("writes");
         let message = save(Existing::Keep).expect_err("refused").to_string();
-        assert!(message.ends_with("exists and is not replaced: give another name, or remove it"));
+        assert!(message.ends_with("already exists: choose another name, or remove it"));
         assert_eq!(fs::read(&path).expect("still there"), b"mine");
         save(Existing::Replace).expect("replaces");
         assert_eq!(fs::metadata(&path).expect("a file").len(), bytes);
@@ -277,7 +277,9 @@ mod tests {
         let folder = place.path().to_owned();
         assert!(refused(&folder).ends_with("cannot be written: it is a folder: name a file"));
         let below = folder.join("missing/vit.safetensors");
-        assert!(refused(&below).ends_with(&format!("there is no folder {}/missing", folder.display())));
+        assert!(
+            refused(&below).ends_with(&format!("the folder {}/missing does not exist", folder.display()))
+        );
         Existing::Keep
             .allows(Path::new("new.safetensors"))
             .expect("in the present folder");

@@ -4,8 +4,8 @@ use contract::{FailureRecord, TerminationRecord, environment};
 
 use crate::error::TrainError;
 
-/// The record of what failed in a container as a whole, not in one of its ranks.
-pub(crate) fn of_error(error: &TrainError) -> TerminationRecord {
+/// The record of a failure of the container as a whole, not of one of its ranks.
+pub(crate) fn from_error(error: &TrainError) -> TerminationRecord {
     TerminationRecord {
         failure: Some(FailureRecord {
             rank: None,
@@ -18,7 +18,7 @@ pub(crate) fn of_error(error: &TrainError) -> TerminationRecord {
     }
 }
 
-/// Leaves the record where the environment says; nowhere outside a pod.
+/// Writes the record to the path in the environment; does nothing outside a pod.
 pub(crate) fn leave(record: TerminationRecord) {
     let Ok(path) = std::env::var(environment::TERMINATION_LOG) else {
         return;
@@ -27,6 +27,6 @@ pub(crate) fn leave(record: TerminationRecord) {
         .map_err(std::io::Error::other)
         .and_then(|json| fs_err::write(path, json));
     if let Err(error) = written {
-        tracing::error!("failed to leave the termination record: {error}");
+        tracing::error!("failed to write the termination record: {error}");
     }
 }

@@ -1,34 +1,34 @@
-//! How many threads a rank's matrix products get, and what they do while they wait for one another.
+//! Threads of a rank's matrix products, and how they wait for one another.
 //!
-//! Each rank gets an equal share of the processors this container may use; left to itself it would start a thread for
-//! each processor of the machine. Where those processors are the ranks' own, a thread that waits spins for a moment:
-//! to be woken from sleep takes as long as much of what a small model has to do. Where they may be shared with other
-//! pods it sleeps at once: spinning would take the processor from the very thread that is waited for.
+//! Each rank gets an equal share of this container's processors, instead of a thread per processor
+//! of the machine. If the processors are the ranks' own, waiting threads spin briefly: waking up
+//! would cost as much as many tasks of a small model. If other pods may share them, threads sleep
+//! at once: spinning would delay the thread they wait for.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// How many times libgomp's threads look again before they sleep: tens of microseconds. On two cores ViT-Ti trains 14 %
-/// faster than without, a model of 128 channels twice as fast; ten times as many spins add little, and take three times
-/// as much where the processors turn out to be shared.
+/// Spins of libgomp's threads before they sleep, tens of microseconds. On two cores ViT-Ti trains
+/// 14 % faster than without, a model of 128 channels twice as fast. Ten times as many add little,
+/// and cost three times as much on shared processors.
 const SPINS_ON_OWN: u32 = 3000;
 
-/// What tells libgomp, by its name in the environment of a process.
+/// libgomp's environment variables, by name.
 type Variables = [(&'static str, String); 3];
 
 fn variables(threads: usize, spins: u32) -> Variables {
     [
         ("OMP_NUM_THREADS", threads.to_string()),
-        // They sleep, where the number of spins does not say otherwise.
+        // Threads sleep after the given number of spins.
         ("OMP_WAIT_POLICY", "PASSIVE".into()),
         ("GOMP_SPINCOUNT", spins.to_string()),
     ]
 }
 
-/// Gives this process all processors by those variables, where the user has not set them. libgomp reads them before
-/// `main` begins, so the program is started anew in its own place; returns where nothing is missing.
+/// Sets the variables that the user has not set, so that this process uses all processors. libgomp
+/// reads them before `main`, so the program is executed again. Returns if nothing is missing.
 pub(crate) fn use_all() -> std::io::Result<()> {
     let missing: Vec<_> = of_machine(1, is_set).collect();
     if missing.is_empty() {
@@ -38,8 +38,8 @@ pub(crate) fn use_all() -> std::io::Result<()> {
     Err(anew.args(std::env::args_os().skip(1)).envs(missing).exec())
 }
 
-/// What tells `ranks` ranks, which have this machine for themselves, how many threads they get and how those wait: the variables
-/// that are not given.
+/// The variables for `ranks` ranks that have this machine to themselves, except those that are
+/// given.
 pub(crate) fn of_machine(
     ranks: u32,
     is_given: impl Fn(&str) -> bool,
@@ -54,24 +54,24 @@ pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
-/// What tells the `ranks` ranks of this container the same.
+/// The variables for the `ranks` ranks of this container.
 pub(crate) fn of_container(ranks: u32) -> Variables {
     let usable = usable();
     variables(share(usable, ranks), spins(usable, online()))
 }
 
-/// Processors are a container's own where it may use fewer than there are: a limit says how many, or the kubelet's static
-/// CPU manager which.
+/// A container has its processors to itself if it may use only some of the machine's: by a CPU
+/// limit, or by the kubelet's static CPU manager.
 fn spins(usable: usize, online: usize) -> u32 {
     if usable < online { SPINS_ON_OWN } else { 0 }
 }
 
-/// Processors that this process may use, by its affinity mask and the quota of its control group.
+/// Processors that this process may use, by its affinity mask and cgroup quota.
 fn usable() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Processors of the machine; where that cannot be told, one, which is nobody's own.
+/// Processors of the machine; 1 if unknown, so that the container does not count them as its own.
 fn online() -> usize {
     let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online

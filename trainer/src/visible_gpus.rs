@@ -1,4 +1,4 @@
-//! The GPUs that a process may use, divided among the agents of a local run, and among the ranks of an agent.
+//! The GPUs that a process may use, split among a local run's agents and an agent's ranks.
 
 use contract::{Device, RunConfig};
 
@@ -24,8 +24,8 @@ pub(crate) fn of_this_process() -> Vec<String> {
     (0..count).map(|number| number.to_string()).collect()
 }
 
-/// The value of [`VISIBLE`] for each agent, or none if there is no GPU to divide. Without it the agents of all nodes would
-/// use the same GPUs.
+/// The value of [`VISIBLE`] for each agent; empty without GPUs. Without it the agents of all nodes
+/// would use the same GPUs.
 pub(crate) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>, TrainError> {
     if config.device == Device::Cpu || gpus.is_empty() {
         return Ok(Vec::new());
@@ -45,8 +45,8 @@ pub(crate) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>,
 
 /// The GPU for each rank of an agent, as a value of [`VISIBLE`]; empty without GPUs.
 ///
-/// A rank that sees a single GPU has index 0 on every thread. With a GPU of another index, whatever uses the current device
-/// of a thread that nobody has set, here or in a library, would allocate on the GPU of another rank.
+/// A rank that sees a single GPU has index 0 on every thread. With another index, code that does
+/// not set its thread's current device, here or in a library, would allocate on another rank's GPU.
 pub(crate) fn of_ranks(config: &RunConfig) -> Result<Vec<String>, TrainError> {
     let gpus = of_this_process();
     let ranks = config.ranks_per_node as usize;

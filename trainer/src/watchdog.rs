@@ -1,7 +1,7 @@
-//! A thread of each rank that looks whether training gets on. Where it does not, or is told to stop and cannot, it writes
-//! down which collectives the rank is in: `flight-recorder/attempt-<a>-rank-<r>.json` in the folder of checkpoints.
+//! A thread of each rank that checks that training makes progress. If not, it records collectives
+//! in the checkpoints' `flight-recorder/attempt-<a>-rank-<r>.json`.
 //!
-//! It only tells. The operator decides that a gang is stalled, and the agent that a rank is given up.
+//! The operator decides that a gang is stalled, and the agent gives up a rank.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,22 +16,22 @@ use torch_ext::FlightRecorder;
 use crate::metrics::Reporter;
 use ::agent::pulse::{GIVEN_UP, Patience, Pulse};
 
-/// How often it looks. Agents kill ranks that were stuck already a second after they have told them to stop.
-const LOOK: Duration = Duration::from_millis(200);
-/// How long a rank may stand still: shorter than the operator waits (`policy/stall.rs`) unless the manifest says otherwise.
-const STANDSTILL: Patience = Patience {
+/// How often it checks. Agents kill stuck ranks as early as a second after asking them to stop.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a rank may be stuck: less than the operator waits (`policy/stall.rs`) by default.
+const STALLED: Patience = Patience {
     steps: 10.0,
     least_seconds: 60.0,
 };
-/// And after it was told to stop: half of what its agent waits.
+/// After a request to stop: half of what the agent waits.
 const STOPPING: Patience = Patience {
     steps: GIVEN_UP.steps / 2.0,
     least_seconds: GIVEN_UP.least_seconds / 2.0,
 };
 
-/// Folder of records, in the folder of checkpoints.
+/// Folder of records, in the checkpoint folder.
 const FOLDER: &str = "flight-recorder";
-/// Records that a rank keeps, of its latest attempts.
+/// How many of its latest attempts' records a rank keeps.
 const KEEP: usize = 3;
 
 /// What the thread needs.
@@ -48,14 +48,14 @@ impl Watchdog {
     pub(crate) fn start(self) {
         let thread = std::thread::Builder::new().name("watchdog".into());
         if let Err(error) = thread.spawn(move || self.watch()) {
-            tracing::warn!("failed to start a thread: a stall will leave no record of collectives: {error}");
+            tracing::warn!("failed to start the watchdog, so stalls will not be recorded: {error}");
         }
     }
 
     fn watch(&self) {
         let mut recorded = None;
         loop {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
             let pulse = self.reporter.pulse();
             let told_to_stop = self.stop.load(Ordering::Relaxed);
             if recorded != Some(pulse.moves) && is_due(&pulse, told_to_stop) {
@@ -65,7 +65,7 @@ impl Watchdog {
         }
     }
 
-    /// Nobody waits for it: where storage hangs, so does only this thread.
+    /// If storage hangs, only this thread hangs with it.
     fn record(&self, pulse: &Pulse, told_to_stop: bool) {
         let step = pulse.step.unwrap_or(0);
         let idle_seconds = pulse.idle().as_secs_f64();
@@ -96,11 +96,11 @@ impl Watchdog {
 }
 
 fn is_due(pulse: &Pulse, told_to_stop: bool) -> bool {
-    let patience = if told_to_stop { STOPPING } else { STANDSTILL };
+    let patience = if told_to_stop { STOPPING } else { STALLED };
     patience.is_over(pulse.activity, pulse.idle().as_secs_f64(), pulse.median_step())
 }
 
-/// A recorder's JSON, or in its place why there is none.
+/// A recorder's JSON, or the error that replaces it.
 fn parsed(record: Result<String, torch_ext::Error>) -> Value {
     match record {
         Ok(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
@@ -108,7 +108,7 @@ fn parsed(record: Result<String, torch_ext::Error>) -> Value {
     }
 }
 
-/// Where one rank's records lie.
+/// The files of one rank's records.
 #[derive(Debug)]
 pub(crate) struct Records {
     folder: PathBuf,
@@ -125,7 +125,7 @@ impl Records {
         }
     }
 
-    /// Writes this attempt's record, which is complete or not there at all, and removes this rank's oldest ones.
+    /// Writes this attempt's record atomically, and removes this rank's oldest ones.
     fn write(&self, record: &Value) -> std::io::Result<PathBuf> {
         fs::create_dir_all(&self.folder)?;
         let name = format!("attempt-{}-rank-{}.json", self.attempt, self.rank);
@@ -138,7 +138,7 @@ impl Records {
             fs::rename(&partial, &path)
         });
         if let Err(error) = written {
-            // Whatever is left of it takes space.
+            // A partial file would use space.
             let _ = fs::remove_file(&partial);
             return Err(error);
         }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_rank_keeps_its_latest_records_and_leaves_those_of_others() {
         let place = tempfile::tempdir().expect("a folder");
-        // Two digits sort behind one as numbers only.
+        // Sorted as numbers, two digits come after one.
         for attempt in [2, 8, 9, 10, 11] {
             for rank in [0, 1] {
                 let written = Records::new(place.path(), attempt, rank).write(&json!({"rank": rank}));
@@ -237,7 +237,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder");
         let records = Records::new(place.path(), 1, 0);
         let path = records.write(&json!({"step": 1})).expect("writes");
-        // In the way of the file that becomes the record.
+        // In place of the file that becomes the record.
         let partial = place.path().join(FOLDER).join(".partial-attempt-1-rank-0.json");
         fs::create_dir(&partial).expect("a folder");
         let error = records

@@ -1,5 +1,5 @@
-// Preloaded into a trainer: on the rank FAILING_RANK the first FAILING_READS reads of files whose path has FAILING_PATH in it end with
-// EIO, as those of a network file system that has lost its server for a moment.
+// Preloaded into a trainer: on rank FAILING_RANK the first FAILING_READS reads of files with
+// FAILING_PATH in their path fail with EIO, like a network file system that briefly loses its server.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

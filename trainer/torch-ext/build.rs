@@ -7,11 +7,11 @@ const SOURCES: &[&str] = &[
     "autocast.cpp",
     "collectives.cpp",
     "device.cpp",
+    "device_event.cpp",
     "error.cpp",
     "flight_recorder.cpp",
     "host_copies.cpp",
     "memory.cpp",
-    "moment.cpp",
     "optim.cpp",
     "process_group.cpp",
     "profile.cpp",
@@ -34,7 +34,7 @@ fn main() {
     let headers = libtorch.join("include");
     assert!(
         headers.join("torch/csrc/distributed/c10d/reducer.hpp").is_file(),
-        "LIBTORCH is {}, which holds no libtorch headers: run `scripts/fetch-libtorch` and use the folder it prints",
+        "LIBTORCH is {}, which contains no libtorch headers: run `scripts/fetch-libtorch` and use the folder it prints",
         libtorch.display()
     );
     let mut build = cc::Build::new();
@@ -47,12 +47,12 @@ fn main() {
         .include(&headers)
         .include(headers.join("torch/csrc/api/include"))
         .include("cpp");
-    // As one: libtorch's headers take longer than all our code, and are read once.
+    // Compiled as one file: libtorch's headers take longer than our code, and are read once.
     let sources = SOURCES.iter().map(|file| format!("#include \"{file}\"\n"));
     let together = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets it")).join("sources.cpp");
     std::fs::write(&together, sources.collect::<String>()).expect("OUT_DIR can be written");
     build.clone().file(together).compile("torch_ext");
-    // For this crate's tests: of an archive, only those who name its functions take them.
+    // For this crate's tests: an archive is linked only into programs that use its functions.
     println!("cargo:rerun-if-changed=tests/reducer/delay.cpp");
     build.file("tests/reducer/delay.cpp").compile("torch_ext_tests");
     println!(
@@ -61,7 +61,7 @@ fn main() {
     );
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
-    // So that this crate's tests run without LD_LIBRARY_PATH.
+    // Lets this crate's tests run without LD_LIBRARY_PATH.
     println!(
         "cargo:rustc-link-arg=-Wl,-rpath,{}",
         libtorch.join("lib").display()

@@ -10,7 +10,7 @@ fn train(step: u64, steps: u64) -> String {
     )
 }
 
-/// A run of two nodes that measures itself.
+/// A run on two nodes that measures itself.
 fn config() -> RunConfig {
     let manifest = "
 apiVersion: vit-operator.dev/v1alpha1
@@ -30,7 +30,7 @@ spec:
     crds::validate(&job).expect("a sound manifest").run_config
 }
 
-fn watched(node_rank: u32, log: &Path) -> Watched {
+fn watched(node_rank: u32, log: &Path) -> WatchedLog {
     let arguments = Arguments {
         run_config: PathBuf::new(),
         log: log.into(),
@@ -42,10 +42,10 @@ fn watched(node_rank: u32, log: &Path) -> Watched {
         port: 0,
         termination_log: PathBuf::new(),
     };
-    Watched::new(&config(), &arguments).expect("metrics")
+    WatchedLog::new(&config(), &arguments).expect("metrics")
 }
 
-/// A log to which lines are added.
+/// A growing log.
 struct Log {
     folder: tempfile::TempDir,
     tail: Tail,
@@ -77,7 +77,7 @@ fn progress_and_metrics_are_what_the_log_says() {
     let mut log = Log::new();
     let watched = watched(0, &log.path());
     watched.follow(&mut log.tail);
-    assert_eq!(watched.progress(), None, "there is no log yet");
+    assert_eq!(watched.progress(), None, "no log yet");
     let waiting = watched.heartbeats();
     assert_eq!(
         (waiting.attempt, waiting.ranks[0].activity),
@@ -103,7 +103,7 @@ fn progress_and_metrics_are_what_the_log_says() {
         (Activity::Training, Some(2), Some(0.5))
     );
 
-    // The other half of the line.
+    // The rest of the line.
     log.add(&format!("{}\n", &train(6, 4)[40..]));
     log.add(concat!(r#"{"kind":"activity","activity":"checkpointing"}"#, "\n"));
     watched.follow(&mut log.tail);
@@ -119,7 +119,7 @@ fn progress_and_metrics_are_what_the_log_says() {
     assert_eq!((progress.step, progress.epoch), (6, 1));
     assert_eq!(progress.validation_accuracy, Some(0.75));
     assert_eq!(progress.last_checkpoint.expect("a checkpoint").step, 6);
-    let spent = progress.spent.expect("it is told");
+    let spent = progress.spent.expect("it is reported");
     assert_eq!((spent.first_step, spent.step_seconds), (0, 3.0));
     assert!(
         spent.checkpoint_seconds > 0.0 && spent.evaluation_seconds.to_bits() == 0,
@@ -138,7 +138,7 @@ fn progress_and_metrics_are_what_the_log_says() {
             "{line} is not in:\n{metrics}"
         );
     }
-    assert!(!metrics.contains("vit_step_seconds"), "the log tells no phases");
+    assert!(!metrics.contains("vit_step_seconds"), "the log has no phases");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_last_words_are_progress_and_what_was_measured_or_why_not() {
     let first = watched(0, &log.path());
     log.add(&format!("{START}\n{}\n{}\n", train(2, 2), train(4, 2)));
     first.follow(&mut log.tail);
-    let record = first.last_words(&log.path());
+    let record = first.record(&log.path());
     assert_eq!(record.progress.expect("progress").step, 4);
     assert_eq!(record.unmeasured.as_deref(), Some("the log ends at step 4 of 8"));
 
@@ -172,15 +172,15 @@ fn the_last_words_are_progress_and_what_was_measured_or_why_not() {
         rest: std::mem::take(&mut log.tail.rest),
     });
     assert_eq!(first.progress().expect("progress").step, 8);
-    let measured = first.last_words(&log.path()).measurement.expect("it is over");
+    let measured = first.record(&log.path()).measurement.expect("it is over");
     assert_eq!((measured.steps, measured.images_per_second), (6, 64.0));
     assert_eq!(measured.machine, None, "only a share of it can be seen");
 
-    // No rank of another pod speaks for the run.
+    // Other pods do not report the run.
     let other = watched(1, &log.path());
     assert!(!other.follow(&mut Tail::new(log.path())));
     assert_eq!(other.progress(), None);
-    let record = other.last_words(&log.path());
+    let record = other.record(&log.path());
     assert_eq!((record.measurement, record.unmeasured), (None, None));
     assert!(other.heartbeats().ranks.is_empty());
 }
@@ -189,15 +189,15 @@ fn the_last_words_are_progress_and_what_was_measured_or_why_not() {
 fn what_a_log_should_not_be_harms_nothing() {
     let mut log = Log::new();
     let watched = watched(0, &log.path());
-    // To open it would wait until somebody writes to it.
+    // Opening it would wait for a writer.
     let made = std::process::Command::new("mkfifo").arg(log.path()).status();
     assert!(made.expect("mkfifo").success());
     assert!(!watched.follow(&mut log.tail));
-    let unmeasured = watched.last_words(&log.path()).unmeasured.expect("a reason");
-    assert!(unmeasured.ends_with("log.jsonl is no file"), "{unmeasured}");
+    let unmeasured = watched.record(&log.path()).unmeasured.expect("a reason");
+    assert!(unmeasured.ends_with("log.jsonl is not a file"), "{unmeasured}");
     fs_err::remove_file(log.path()).expect("removes");
 
-    // A line without an end, a path as long, and more steps than there can be.
+    // An endless line, a long path, and too many steps.
     log.add(&"x".repeat(3 << 20));
     while watched.follow(&mut log.tail) {}
     assert!(log.tail.rest.len() < 2 << 20, "{}", log.tail.rest.len());
@@ -209,13 +209,13 @@ fn what_a_log_should_not_be_harms_nothing() {
     log.add(&format!(
         "{{\"kind\":\"checkpoint\",\"step\":8,\"path\":\"{path}\"}}\n"
     ));
-    // As Python writes a loss that is none.
+    // NaN as Python writes it.
     log.add(&format!(
         "{}\n",
         train(8, 1).replace("\"loss\":1.5", "\"loss\":NaN")
     ));
     while watched.follow(&mut log.tail) {}
-    let record = watched.last_words(&log.path());
+    let record = watched.record(&log.path());
     let progress = record.progress.as_ref().expect("it trains");
     assert_eq!((progress.step, progress.loss), (8, None));
     let bytes = serde_json::to_string(&record).expect("serializes").len();

@@ -1,10 +1,10 @@
-//! Epochs as a list for each value: in a termination message there is little room.
+//! Epochs with one list per value, because a termination message has little space.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Epoch;
 
-/// epochs are all epochs, as a list for each value.
+/// epochs are all epochs, with one list per value.
 #[derive(Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -13,10 +13,10 @@ pub(super) struct Columns {
     seconds: Vec<f64>,
     /// loss is the mean training loss.
     loss: Vec<f64>,
-    /// trainAccuracy is the share of training images that were classified right while the model trained on them, 0 to 1.
+    /// trainAccuracy is the share of training images classified right during training, 0 to 1.
     train_accuracy: Vec<f64>,
-    /// validationAccuracy is the share of held-out images classified right after each epoch, 0 to 1; empty where not all
-    /// epochs were evaluated.
+    /// validationAccuracy is the share of held-out images classified right after each epoch, 0 to
+    /// 1; empty unless all epochs were evaluated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     validation_accuracy: Vec<f64>,
 }

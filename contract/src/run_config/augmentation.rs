@@ -1,4 +1,4 @@
-//! How training images are varied. Names and defaults are timm's.
+//! Augmentation of training images. Names and defaults are timm's.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::rules::Rules;
 use super::{ModelConfig, TrainingConfig};
 
-/// What is done to training images, in this order: crop, flip, colours, normalisation, erasing, mixing.
+/// Augmentation of training images, in this order: crop, flip, colors, normalization, erasing,
+/// mixing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Augmentation {
@@ -25,7 +26,7 @@ pub struct Augmentation {
     /// timm's `RandAugment`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rand_augment: Option<RandAugment>,
-    /// One of grey, solarize and Gaussian blur (`DeiT III`).
+    /// One of grayscale, solarize and Gaussian blur (`DeiT III`).
     pub three_augment: bool,
     /// Both parameters of mixup's Beta distribution; 0 for none.
     pub mixup: f64,
@@ -33,15 +34,15 @@ pub struct Augmentation {
     pub cutmix: f64,
     /// Probability that a pair of images is mixed at all.
     pub mixup_probability: f64,
-    /// Probability of `CutMix` in place of mixup where both are on.
+    /// Probability of `CutMix` instead of mixup if both are on.
     pub mixup_switch_probability: f64,
     /// Probability that a rectangle of an image is replaced by noise.
     pub random_erasing: f64,
-    /// How many variants of an image a batch holds.
+    /// Number of variants of an image in a batch.
     pub repeated_augmentation: u32,
 }
 
-/// Filters to resize with. Both widen where they shrink an image (antialiasing), as Pillow's do.
+/// Filters for resizing. Both widen when shrinking an image (antialiasing), as in Pillow.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -57,11 +58,11 @@ pub enum Interpolation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RandomResizedCrop {
-    /// Least and largest share of the image's area.
+    /// Minimum and maximum share of the image's area.
     pub scale: [f64; 2],
-    /// Least and largest width over height.
+    /// Minimum and maximum of width over height.
     pub ratio: [f64; 2],
-    /// Filter to resize with.
+    /// Filter for resizing.
     pub interpolation: Interpolation,
 }
 
@@ -73,21 +74,21 @@ pub struct RandomCrop {
     pub padding: u32,
 }
 
-/// timm's `RandAugment`, written as timm writes it: `rand-m9-mstd0.5-inc1`.
+/// timm's `RandAugment`, in timm's notation: `rand-m9-mstd0.5-inc1`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RandAugment {
     /// `m`: strength, 0 to 10.
     pub magnitude: f64,
-    /// `mstd`: deviation of the strength from image to image.
+    /// `mstd`: standard deviation of the strength.
     pub magnitude_std: f64,
-    /// `n`: operations an image gets; each is then left out with probability 0.5.
+    /// `n`: operations per image; each is skipped with probability 0.5.
     pub layers: u32,
-    /// `inc`: whether every operation gets stronger with the magnitude.
+    /// `inc`: whether a higher magnitude makes every operation stronger.
     pub increasing: bool,
 }
 
-/// What is wrong with the text of a [`RandAugment`].
+/// The text is not a valid [`RandAugment`].
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "must be rand, then any of -mN (magnitude 0 to 10), -mstdN (its deviation), -nN (1 to 15 operations) and -inc1, as in rand-m9-mstd0.5-inc1"
@@ -114,12 +115,12 @@ impl Default for Augmentation {
 }
 
 impl Augmentation {
-    /// Whether images are mixed with one another.
+    /// Whether images are mixed.
     pub fn mixes(&self) -> bool {
         (self.mixup > 0.0 || self.cutmix > 0.0) && self.mixup_probability > 0.0
     }
 
-    /// Whether colours change: this takes images of bytes with three channels.
+    /// Whether colors change, which needs bytes in three channels.
     pub fn changes_colors(&self) -> bool {
         self.color_jitter > 0.0 || self.rand_augment.is_some() || self.three_augment
     }
@@ -185,7 +186,7 @@ impl Augmentation {
             self.rand_augment.is_none() || (!self.three_augment && self.color_jitter <= 0.0),
             "data.augmentation.randAugment",
             "given",
-            "give one of randAugment, and threeAugment with or without colorJitter",
+            "cannot be combined with threeAugment or colorJitter",
         );
         rules.require(
             !self.mixes() || training.micro_batch_size.is_multiple_of(2),

@@ -6,23 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 
-/// Where and how checkpoints are kept.
+/// Location and schedule of checkpoints.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Folder of this job's checkpoints, shared by all its pods.
     pub path: PathBuf,
-    /// Complete checkpoints that are kept; older ones are removed.
+    /// Number of complete checkpoints to keep; older ones are removed.
     pub keep: u32,
-    /// Optimizer steps between two checkpoints, besides the one at the end of every epoch.
+    /// Optimizer steps between checkpoints, in addition to the end of every epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u32>,
-    /// Seconds between two checkpoints, besides the one at the end of every epoch.
+    /// Seconds between checkpoints, in addition to the end of every epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_seconds: Option<u32>,
-    /// Whether a run continues from a checkpoint that is there.
+    /// Whether a run continues from an existing checkpoint.
     pub resume: Resume,
-    /// Which ranks write it. Left out at its default, for trainers that do not know the field.
+    /// Which ranks write it. The default is not serialized, for trainers that do not know the
+    /// field.
     #[serde(default, skip_serializing_if = "CheckpointWriters::is_default")]
     pub writers: CheckpointWriters,
 }
@@ -36,15 +37,16 @@ pub enum CheckpointWriters {
     Auto,
     /// The first rank writes all tensors.
     FirstRank,
-    /// Every rank writes its share of the tensors, into files of its own.
+    /// Every rank writes its share of the tensors to separate files.
     EveryRank,
 }
 
 impl CheckpointWriters {
-    /// `Auto` lets the first rank write models of up to so many parameters: some 16 GB with their optimizer and average.
+    /// `Auto` lets the first rank write models of at most this many parameters: some 16 GB with
+    /// optimizer and average.
     const FIRST_RANK_PARAMETERS: i64 = 1_000_000_000;
 
-    /// How many of `ranks` write a model of so many parameters; the first ones do.
+    /// How many of `ranks`, from the first, write a model of `parameters`.
     pub fn count(self, parameters: i64, ranks: u32) -> u32 {
         match self {
             Self::EveryRank => ranks,
@@ -53,20 +55,20 @@ impl CheckpointWriters {
         }
     }
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
     fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Whether a run continues from a checkpoint that is there.
+/// Whether a run continues from an existing checkpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Resume {
-    /// Continue from the newest complete one, if there is one.
+    /// Continue from the newest complete one, if any.
     Auto,
-    /// A job starts afresh, and fails with [`ExitCode::BadConfig`](crate::ExitCode::BadConfig) where a checkpoint of
-    /// another run is in the way; later attempts of the same job, told by its uid, continue.
+    /// Start from the first step, and fail with [`ExitCode::BadConfig`](crate::ExitCode::BadConfig)
+    /// if another run's checkpoint exists. Later attempts of the same job (by uid) continue.
     Never,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::rules::Rules;
 use super::{Augmentation, Interpolation, ModelConfig, TrainingConfig};
 
-/// A data set, and how its images become the model's input.
+/// A data set, and the preprocessing of its images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataConfig {
@@ -16,7 +16,7 @@ pub struct DataConfig {
     /// Folder that holds the files; `None` for [`DataFormat::Synthetic`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Where the files are, if they are not in [`Self::path`] of their own.
+    /// Source of the files, if they are not in [`Self::path`] already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<Origin>,
     /// Training images of [`DataFormat::Synthetic`].
@@ -25,35 +25,36 @@ pub struct DataConfig {
     /// File names of [`DataFormat::WebDataset`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
-    /// Column of images of [`DataFormat::Parquet`]; the only one if not set.
+    /// Image column of [`DataFormat::Parquet`]; the only one by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_column: Option<String>,
-    /// Column of class numbers of [`DataFormat::Parquet`]; the only one if not set.
+    /// Column of class numbers of [`DataFormat::Parquet`]; the only one by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_column: Option<String>,
-    /// How classes of [`DataFormat::ImageFolder`] are numbered.
+    /// Numbering of classes of [`DataFormat::ImageFolder`].
     #[serde(default)]
     pub class_order: ClassOrder,
-    /// What image files are decoded to.
+    /// Type of decoded pixels.
     #[serde(default)]
     pub pixel_type: PixelType,
-    /// Share of the training images that is used, above 0 and at most 1.
+    /// Share of the training images to use, above 0 and at most 1.
     pub fraction: f64,
-    /// Threads of each rank that decode files; an equal share of the processors if not set.
+    /// Decoding threads per rank; by default an equal share of the processors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_threads: Option<u32>,
-    /// Share of the images of an epoch that may be unreadable and are then left out.
+    /// Share of unreadable images allowed in an epoch, which are skipped.
     pub max_corrupt_fraction: f64,
-    /// Seconds for which a read is tried again where the storage fails.
+    /// Seconds of retrying a read after a storage error.
     #[serde(default = "default_retry_seconds")]
     pub retry_seconds: u32,
-    /// Filter with which images are resized to the model's size.
+    /// Filter for resizing images to the model's size.
     pub interpolation: Interpolation,
-    /// Side of the centre crop over the shorter side of a validation image from a file (`crop_pct` of timm).
+    /// Side of the center crop over the shorter side of a validation image from a file (`crop_pct`
+    /// of timm).
     pub crop_fraction: f64,
-    /// What is subtracted from and divides each channel.
+    /// Normalization of each channel.
     pub normalization: Normalization,
-    /// How training images are varied.
+    /// Augmentation of training images.
     pub augmentation: Augmentation,
 }
 
@@ -63,13 +64,14 @@ pub struct DataConfig {
 pub struct Origin {
     /// Addresses such as `s3://bucket/folder`.
     pub locations: Vec<String>,
-    /// Where they are streamed: what [`DataConfig::path`] may hold of them. Else they are fetched into it before a rank starts.
+    /// Size of the cache in [`DataConfig::path`] for streaming. Without it, files are fetched
+    /// before a rank starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
 }
 
 impl Origin {
-    /// Whether files are read from the store while the model trains.
+    /// Whether files are read from the store during training.
     pub fn is_streamed(&self) -> bool {
         self.cache_bytes.is_some()
     }
@@ -86,19 +88,20 @@ pub enum DataFormat {
     Cifar100,
     /// Folders of image files: `train/<class>/` and `val/<class>/`, classes numbered by their sorted names.
     ImageFolder,
-    /// Tar files (shards) of `key.jpg` or `key.png` with `key.cls` or `key.json` beside it.
+    /// Tar files (shards) of `key.jpg` or `key.png` with `key.cls` or `key.json`.
     WebDataset,
-    /// Parquet files, as Hugging Face's `datasets` writes them: a column of image files, and one of class numbers.
+    /// Parquet files in the layout of Hugging Face's `datasets`: a column of image files, and one
+    /// of class numbers.
     Parquet,
-    /// `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own.
+    /// `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or a file per array.
     Numpy,
-    /// HDF5 files: `train.h5` and `val.h5` with `images` and `labels`, or each dataset in a file of its own.
+    /// HDF5 files: `train.h5` and `val.h5` with `images` and `labels`, or a file per dataset.
     Hdf5,
-    /// Random images with random labels, made in memory: to measure, not to learn from.
+    /// Random images and labels in memory: to measure, not to learn from.
     Synthetic,
 }
 
-/// How folders of classes are sorted, and so numbered.
+/// Order of class folders, which numbers the classes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -110,20 +113,20 @@ pub enum ClassOrder {
     Natural,
 }
 
-/// What the numbers of images are.
+/// Type of pixels.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum PixelType {
-    /// Bytes, of which 255 counts as 1. Files are converted to grey, or red, green and blue, as Pillow does it.
+    /// Bytes, where 255 counts as 1. Files are converted to grayscale or RGB as by Pillow.
     #[default]
     Uint8,
-    /// Numbers as they are stored, in units of their own, of any number of channels.
+    /// Unscaled numbers as stored, of any number of channels.
     Float32,
 }
 
 impl PixelType {
-    /// As in a manifest.
+    /// The name in a manifest.
     pub fn name(self) -> &'static str {
         match self {
             Self::Uint8 => "uint8",
@@ -131,7 +134,7 @@ impl PixelType {
         }
     }
 
-    /// Bytes of a number.
+    /// Bytes per value.
     pub fn bytes(self) -> usize {
         match self {
             Self::Uint8 => 1,
@@ -139,7 +142,7 @@ impl PixelType {
         }
     }
 
-    /// The number that [`Normalization`] takes for 1.
+    /// The value that [`Normalization`] scales to 1.
     pub fn unit(self) -> f64 {
         match self {
             Self::Uint8 => 255.0,
@@ -158,28 +161,28 @@ pub struct Shards {
     pub validation: String,
 }
 
-/// Mean and deviation of pixels, where those of bytes are scaled to 0..1; one value for all channels, or one a channel.
+/// Mean and standard deviation of pixels (bytes are scaled to 0..1); one value, or one per channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Normalization {
-    /// Subtracted.
+    /// Subtracted from each value.
     pub mean: Vec<f64>,
-    /// Divides.
+    /// Divides each value.
     pub std: Vec<f64>,
 }
 
 impl DataFormat {
-    /// Whether there are files to read.
+    /// Whether the data set has files.
     pub fn has_files(self) -> bool {
         self != Self::Synthetic
     }
 
-    /// Whether images are files of their own kind, such as JPEG.
+    /// Whether images are in image formats such as JPEG.
     pub fn has_image_files(self) -> bool {
         matches!(self, Self::ImageFolder | Self::Parquet | Self::WebDataset)
     }
 
-    /// Whether its files can be read in parts from where they are.
+    /// Whether its files can be streamed.
     pub fn can_stream(self) -> bool {
         matches!(self, Self::WebDataset | Self::Parquet)
     }
@@ -190,7 +193,8 @@ fn default_retry_seconds() -> u32 {
 }
 
 impl DataConfig {
-    /// All images of `format`, resized and normalised as timm's ViT presets do it, and not augmented.
+    /// All images of `format`, resized and normalized as for timm's ViT presets, without
+    /// augmentation.
     pub fn plain(format: DataFormat) -> Self {
         Self {
             format,
@@ -261,14 +265,14 @@ impl DataConfig {
                     model.num_classes >= classes,
                     "model.numClasses",
                     model.num_classes,
-                    format!("must be at least {classes}, the classes of the data set"),
+                    format!("must be at least {classes}, the number of classes of the data set"),
                 );
             }
             DataFormat::ImageFolder | DataFormat::Parquet | DataFormat::WebDataset => rules.require(
                 [1, 3].contains(&model.channels) || self.pixel_type == PixelType::Float32,
                 "model.channels",
                 model.channels,
-                "must be 1 (grey) or 3 (red, green, blue) for image files, unless data.pixelType is float32",
+                "must be 1 (gray) or 3 (red, green, blue) for image files, unless data.pixelType is float32",
             ),
             DataFormat::Numpy | DataFormat::Hdf5 => {}
             DataFormat::Synthetic => rules.require(

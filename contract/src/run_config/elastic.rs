@@ -2,7 +2,7 @@
 
 use super::RunConfig;
 
-/// How a rank takes its images of an optimizer step.
+/// How a rank processes its images of an optimizer step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BatchShare {
     /// Images of a micro-batch.
@@ -11,13 +11,13 @@ pub struct BatchShare {
     pub gradient_accumulation_steps: u32,
 }
 
-/// Numbers of micro-batches that are tried.
+/// Maximum numbers of micro-batches to try.
 const TRIED: usize = 1024;
 
 impl RunConfig {
-    /// How ranks on `nodes` nodes share the same global batch: with micro-batches that are no larger, so that they fit
-    /// into memory, and as few of them as that allows. `None` where the images cannot be shared evenly, or only in more
-    /// than twice as many micro-batches as would hold them.
+    /// How ranks on `nodes` nodes share the same global batch: with as few micro-batches as
+    /// possible, none larger than before, to fit in memory. `None` if the images cannot be shared
+    /// evenly, or need more than twice the minimum of micro-batches.
     pub fn batch_share(&self, nodes: u32) -> Option<BatchShare> {
         let micro_batch_size = u64::from(self.training.micro_batch_size);
         let on_one_node =
@@ -58,7 +58,7 @@ impl RunConfig {
 mod tests {
     use super::super::tests::config;
 
-    /// What becomes of a micro-batch size, micro-batches and nodes on another number of nodes.
+    /// Micro-batch size and number of micro-batches after a change of nodes.
     fn share(micro: u32, steps: u32, nodes: u32, other: u32, mixes: bool) -> Option<(u32, u32)> {
         share_of_replicas(1, (micro, steps), nodes, other, mixes)
     }
@@ -96,10 +96,10 @@ mod tests {
             (32, 4, 2, 8, Some((32, 1))),
             (24, 1, 4, 3, Some((16, 2))),
             (7, 3, 5, 5, Some((7, 3))),
-            // 128 images do not go into three nodes, nor one image into two.
+            // Three does not divide 128 images, nor two one image.
             (32, 1, 4, 3, None),
             (1, 1, 1, 2, None),
-            // 47 images are prime: one by one would take 47 times as many micro-batches.
+            // 47 is prime: single images would need 47 times as many micro-batches.
             (40, 47, 2, 80, None),
             (32, 1, 4, 0, None),
         ] {
@@ -113,7 +113,7 @@ mod tests {
         for (nodes, other, expected) in [
             (4, 2, Some((32, 2))),
             (4, 8, Some((16, 1))),
-            // Two ranks a model: three nodes hold one and a half.
+            // Two ranks per replica: three nodes have one and a half.
             (4, 3, None),
             (4, 1, None),
         ] {

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A run is to say at its end what its steps took.
+/// Has a run report its step times at the end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MeasureConfig {
-    /// Steps at the start that times leave out.
+    /// Steps at the start that times exclude.
     pub warmup_steps: u64,
 }

@@ -1,7 +1,7 @@
-//! The run configuration: a manifest with every default filled in and every preset resolved, as the trainer gets it.
+//! The trainer's run configuration: a manifest with defaults filled in and presets resolved.
 //!
-//! The operator renders it into a ConfigMap, `vit-trainer run` makes it from the same manifest. Field names are those
-//! of the manifest, so that an error reads the same on both ways.
+//! The operator renders it into a ConfigMap; `vit-trainer run` builds it from the same manifest.
+//! Fields have the manifest's names, so errors read the same in both cases.
 
 mod augmentation;
 mod checkpoint;
@@ -12,6 +12,7 @@ mod model;
 mod optimizer;
 mod parallelism;
 mod precision;
+mod release;
 mod rules;
 mod training;
 
@@ -30,15 +31,19 @@ pub use model::{ModelConfig, Pooling};
 pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedule};
 pub use parallelism::{Device, GradientCompression, Offload, OffloadTo, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
+pub use release::Release;
 pub use rules::ConfigError;
 pub use training::{ActivationCheckpointing, AttentionBackend, Balance, ClassWeights, Loss, TrainingConfig};
 
-/// Everything the agents and ranks of one job need to know, but for what differs by pod or attempt (that is in the
-/// environment, see [`crate::environment`]).
+/// The configuration of a job's agents and ranks, except for values per pod or attempt, which are
+/// in the environment (see [`crate::environment`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RunConfig {
-    /// The job, for logs and metric labels, and whose checkpoints are continued from.
+    /// The release that wrote it.
+    #[serde(default = "Release::first")]
+    pub version: Release,
+    /// The job, for logs, metric labels and checkpoints.
     pub job: JobIdentity,
     /// The network.
     pub model: ModelConfig,
@@ -50,18 +55,19 @@ pub struct RunConfig {
     pub parallelism: Parallelism,
     /// Pods in the gang.
     pub nodes: u32,
-    /// Ranks in each pod: one a GPU.
+    /// Ranks in each pod: one per GPU.
     pub ranks_per_node: u32,
-    /// Where tensors live.
+    /// Where tensors are.
     pub device: Device,
-    /// Where and how checkpoints are kept.
+    /// Location and schedule of checkpoints.
     pub checkpoint: CheckpointConfig,
-    /// Whether the run is to measure itself. Left out where not, for trainers that do not know the field.
+    /// Whether the run measures itself. `None` is not serialized, for trainers that do not know the
+    /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measure: Option<MeasureConfig>,
 }
 
-/// Which job this is.
+/// Identity of a job.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JobIdentity {
@@ -69,7 +75,7 @@ pub struct JobIdentity {
     pub namespace: String,
     /// Name within it.
     pub name: String,
-    /// Tells jobs of the same name apart, one after the other; `None` outside a cluster.
+    /// Distinguishes successive jobs of the same name; `None` outside a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
@@ -80,7 +86,7 @@ impl RunConfig {
         self.nodes * self.ranks_per_node
     }
 
-    /// Number of parts that the images of a step are divided into (the data-parallel size).
+    /// The data-parallel size.
     pub fn replicas(&self) -> u32 {
         self.world_size() / self.parallelism.ranks_per_replica().max(1)
     }
@@ -92,7 +98,7 @@ impl RunConfig {
             * u64::from(self.replicas())
     }
 
-    /// Every rule that a value breaks; empty where the configuration can be trained.
+    /// Every broken rule; empty for a valid configuration.
     pub fn errors(&self) -> Vec<ConfigError> {
         let mut rules = Rules::default();
         self.model.check(&mut rules);
@@ -146,7 +152,7 @@ mod tests {
         serde_json::from_value(config).expect("a configuration")
     }
 
-    /// Ranks among which training state is divided.
+    /// Number of shards of training state.
     fn shards(shard_within_node: bool) -> u32 {
         let config = config();
         let settings = Parallelism {
@@ -184,12 +190,12 @@ mod tests {
         assert!(error.to_string().contains("learningRate"), "{error}");
     }
 
-    /// Fields that are set, and what is then said.
+    /// Changed fields, and the resulting errors.
     const BROKEN: &str = r#"
 model.heads = 5
   model.hiddenSize is 64: must be a multiple of model.heads (5)
 model.numClasses = 9
-  model.numClasses is 9: must be at least 10, the classes of the data set
+  model.numClasses is 9: must be at least 10, the number of classes of the data set
 model.patchSize = 0
   model.patchSize is 0: must be at least 1
 checkpoint.everySteps = 0
@@ -212,24 +218,24 @@ parallelism.zeroStage = 4
   parallelism.zeroStage is 4: must be between 0 and 3
 parallelism.zeroStage = 2
 parallelism.reshardAfterForward = false
-  parallelism.reshardAfterForward is false: needs parallelism.zeroStage 3: at the other stages weights are never given back
+  parallelism.reshardAfterForward is false: needs parallelism.zeroStage 3: other stages never free weights
 parallelism.shardWithinNode = true
-  parallelism.shardWithinNode is true: needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided
+  parallelism.shardWithinNode is true: needs parallelism.zeroStage 1, 2 or 3: stage 0 shards nothing
 parallelism.zeroStage = 1
 parallelism.shardWithinNode = true
 parallelism.acrossNodes = true
-  parallelism.shardWithinNode is true: must be false with parallelism.acrossNodes: ranks that compute a model together are on one node then, too
+  parallelism.shardWithinNode is true: must be false with parallelism.acrossNodes: it keeps the ranks of a replica on one node
 parallelism.zeroStage = 1
 parallelism.shardWithinNode = true
 ranksPerNode = 1
-  workers.gpusPerNode is 1: must be above parallelism.tensor (1) for parallelism.shardWithinNode: a node's ranks divide training state among them
+  workers.gpusPerNode is 1: must be above parallelism.tensor (1) for parallelism.shardWithinNode: it shards training state over a node's ranks
 parallelism.offload = {"optimizer": "None", "parameters": "CPU"}
-  parallelism.offload.parameters is CPU: needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU: at the other stages each rank computes with all of them, and the optimizer changes them where it is
+  parallelism.offload.parameters is CPU: needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU: other stages keep all weights on each device
 parallelism.zeroStage = 3
 parallelism.offload = {"optimizer": "CPU", "parameters": "CPU"}
 nodes = 1
 ranksPerNode = 1
-  parallelism.offload.parameters is CPU: needs ranks that divide them: a single one computes with all of them
+  parallelism.offload.parameters is CPU: needs several ranks: a single one computes with all weights
 parallelism.sequence = 0
   parallelism.sequence is 0: must be at least 1
 parallelism.tensor = 0
@@ -267,7 +273,7 @@ training.lossScale.lossScaleWindow = 0
 training.classWeights = {"values": [1.0, 2.0]}
   training.classWeights.values is a list of 2: must have one for each of model.numClasses (10)
 training.classWeights = {"values": [1, 1, 1, 1, 1, 1, 1, 1, 1, -1]}
-  training.classWeights.values is [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0]: must be at least 0, and one above it
+  training.classWeights.values is [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0]: must be at least 0, and at least one above 0
 training.ema = {"decay": 1.0, "warmup": false}
   training.ema.decay is 1: must be at least 0 and below 1
 training.optimizer = {"name": "sgd", "learningRate": 0.1, "weightDecay": 0.0, "momentum": 0.0, "nesterov": true}
@@ -297,7 +303,7 @@ model.channels = 5
   model.channels is 5: must be 3 for colorJitter, randAugment and threeAugment of data.augmentation
 data.format = "imageFolder"
 model.channels = 4
-  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for image files, unless data.pixelType is float32
+  model.channels is 4: must be 1 (gray) or 3 (red, green, blue) for image files, unless data.pixelType is float32
 data.format = "imageFolder"
 data.pixelType = "float32"
 data.augmentation.colorJitter = 0.3
@@ -321,7 +327,7 @@ data.pixelType = "float32"
             let changed: RunConfig = serde_json::from_value(changed).expect("a configuration");
             assert_eq!(messages(&changed), said);
         }
-        // What JSON cannot say.
+        // A value that JSON does not have.
         let mut config = config();
         let Optimizer::Adamw { learning_rate, .. } = &mut config.training.optimizer else {
             panic!("adamw")

@@ -29,42 +29,42 @@ pub struct ModelConfig {
     pub num_classes: u32,
     /// Channels of the input.
     pub channels: u32,
-    /// What the classifier reads.
+    /// Input of the classifier.
     pub pooling: Pooling,
-    /// Learned tokens beside the patches that nothing reads in the end (arXiv 2309.16588). With some, the position
-    /// embedding covers the patches only, as in every timm model that has them.
+    /// Learned tokens that the classifier does not read (arXiv 2309.16588). With any, the position
+    /// embedding covers only the patches, as in timm.
     #[serde(default)]
     pub register_tokens: u32,
-    /// Initial value of a learned factor for each channel of a block's two branches (arXiv 2103.17239); no such factor
-    /// where missing.
+    /// Initial value of a learned factor per channel of a block's two branches (arXiv 2103.17239);
+    /// `None` for no factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_scale: Option<f64>,
-    /// Share of images that skip a branch of the last block in a training step (stochastic depth, arXiv 1603.09382);
-    /// it rises linearly from 0 in the first block.
+    /// Share of images that skip a branch of the last block in a training step (stochastic depth,
+    /// arXiv 1603.09382); increases linearly from 0 in the first block.
     #[serde(default)]
     pub drop_path: f64,
-    /// Safetensors file with the weights that training starts from, under timm's or torchvision's names; random ones
-    /// where missing.
+    /// Safetensors file with initial weights under timm's or torchvision's names; `None` for random
+    /// ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pretrained: Option<PathBuf>,
 }
 
-/// What the classifier reads from the last block.
+/// Input of the classifier from the last block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-// An optional field is described in the schema by its type.
+// The schema describes an optional field by its type.
 #[cfg_attr(
     feature = "schema",
     schemars(
-        description = "pooling is what the classifier reads: the class token (token), or the mean over all patches \
-            (average); the preset's,\nelse token, if not given."
+        description = "pooling is the input of the classifier: the class token (token), or the mean over all patches \
+            (average);\nby default the preset's, else token."
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub enum Pooling {
     /// The class token.
     Token,
-    /// The mean over all patches; there is no class token.
+    /// The mean over all patches, without a class token.
     Average,
 }
 
@@ -111,8 +111,8 @@ impl ModelConfig {
         rules.below_one("model.dropPath", self.drop_path);
     }
 
-    /// How the weights of `other` differ in number or shape, in words, field by field; `None` where weights of one fit
-    /// the other.
+    /// How the weights of `other` differ in number or shape, as text, field by field; `None` if
+    /// they are compatible.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let numbers = |model: &Self| {
             [

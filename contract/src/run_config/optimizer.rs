@@ -1,10 +1,10 @@
-//! The optimizer and how its learning rate is scaled and moves.
+//! The optimizer, and scaling and schedule of its learning rate.
 
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 
-/// How gradients change weights. Parameters are named as in PyTorch and timm.
+/// The optimizer. Parameters are named as in PyTorch and timm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "name",
@@ -28,19 +28,19 @@ pub enum Optimizer {
     Sgd {
         /// Peak learning rate.
         learning_rate: f64,
-        /// Added to the gradient, times the weight; not applied to biases and norms.
+        /// Added to the gradient in proportion to the weight; not applied to biases and norms.
         weight_decay: f64,
-        /// Share of the last step that is taken again.
+        /// Share of the previous step that is repeated.
         momentum: f64,
-        /// Whether the gradient is read ahead of the momentum (Nesterov).
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
     },
-    /// LAMB (arXiv 1904.00962), as timm's `Lamb` with its defaults: gradients are scaled down to a global norm of 1
-    /// first, and weights without decay take Adam's step without a trust ratio.
+    /// LAMB (arXiv 1904.00962), as timm's `Lamb` with its defaults: gradients are first scaled down
+    /// to a global norm of 1, and weights without decay use Adam's step without a trust ratio.
     Lamb {
         /// Peak learning rate.
         learning_rate: f64,
-        /// Part of the step whose norm the trust ratio sets; not applied to biases and norms.
+        /// Part of the step that the trust ratio scales; not applied to biases and norms.
         weight_decay: f64,
         /// Decay of the first and second moment.
         betas: [f64; 2],
@@ -50,7 +50,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Learning rate as configured, before it is scaled with the batch.
+    /// Configured learning rate, before scaling with the batch.
     pub fn learning_rate(&self) -> f64 {
         match self {
             Self::Adamw { learning_rate, .. }
@@ -59,7 +59,7 @@ impl Optimizer {
         }
     }
 
-    /// Weight decay of weights that decay.
+    /// Weight decay.
     pub fn weight_decay(&self) -> f64 {
         match self {
             Self::Adamw { weight_decay, .. }
@@ -103,17 +103,17 @@ impl Optimizer {
     }
 }
 
-/// How the learning rate grows with the global batch.
+/// How the learning rate scales with the global batch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LearningRateScaling {
-    /// The law.
+    /// The scaling rule.
     pub rule: ScalingRule,
-    /// Global batch for which the configured learning rate is meant.
+    /// Global batch to which the configured learning rate applies.
     pub reference_batch_size: u32,
 }
 
-/// Laws by which the learning rate grows with the global batch.
+/// Rules for scaling the learning rate with the global batch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -128,7 +128,7 @@ pub enum ScalingRule {
 }
 
 impl LearningRateScaling {
-    /// What the learning rate is multiplied by at a global batch.
+    /// Factor of the learning rate at a global batch.
     pub fn factor(self, global_batch_size: u64) -> f64 {
         let ratio = global_batch_size as f64 / f64::from(self.reference_batch_size);
         match self.rule {
@@ -146,19 +146,19 @@ impl LearningRateScaling {
     }
 }
 
-/// How the learning rate moves over the run.
+/// Schedule of the learning rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Schedule {
-    /// Its course after the warm-up.
+    /// Its course after warmup.
     pub course: Course,
-    /// Epochs of linear warm-up from zero.
+    /// Epochs of linear warmup from zero.
     pub warmup_epochs: f64,
-    /// The learning rate does not fall below this once it is warmed up.
+    /// Minimum learning rate after warmup.
     pub min_learning_rate: f64,
 }
 
-/// Course of the learning rate after the warm-up.
+/// Course of the learning rate after warmup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "name",
@@ -169,11 +169,11 @@ pub struct Schedule {
 pub enum Course {
     /// Stays at its peak.
     Constant,
-    /// Falls to the least learning rate along half a cosine (arXiv 1608.03983).
+    /// Decreases to the minimum learning rate along half a cosine (arXiv 1608.03983).
     Cosine,
-    /// Is multiplied by a factor every so many epochs.
+    /// Is multiplied by a factor at regular intervals.
     Step {
-        /// Epochs between two falls.
+        /// Epochs between two decays.
         decay_epochs: f64,
         /// The factor.
         decay_rate: f64,

@@ -1,10 +1,10 @@
-//! Number formats, the loss scale that half precision needs, and the average of weights.
+//! Number formats, the loss scale for half precision, and the average of weights.
 
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 
-/// Number format of matrix products, and with master weights of everything between them.
+/// Number format of matrix products, and of everything between them with master weights.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -28,17 +28,18 @@ impl std::fmt::Display for Precision {
     }
 }
 
-/// Dynamic loss scale of [`Precision::Fp16`], with the names, defaults and behaviour of DeepSpeed's `fp16`.
+/// Dynamic loss scale of [`Precision::Fp16`], with names, defaults and behavior of DeepSpeed's
+/// `fp16`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LossScaleConfig {
-    /// The first scale is 2 to this power.
+    /// The first scale is 2 to the power of this.
     pub initial_scale_power: u32,
     /// Steps without an overflow after which the scale doubles.
     pub loss_scale_window: u32,
-    /// Overflows until the scale is halved.
+    /// Overflows before the scale is halved.
     pub hysteresis: u32,
-    /// The scale does not fall below this; an overflow there ends the run.
+    /// Minimum scale; an overflow there ends the run.
     pub min_loss_scale: u32,
 }
 
@@ -82,7 +83,8 @@ impl LossScaleConfig {
 pub struct Ema {
     /// Share of the average that a step keeps.
     pub decay: f64,
-    /// Whether the decay rises to its value as 1 - (1 + step)^(-2/3), so that the first weights are soon forgotten.
+    /// Whether the decay increases to its value as 1 - (1 + step)^(-2/3), so that the first weights
+    /// fade soon.
     pub warmup: bool,
 }
 

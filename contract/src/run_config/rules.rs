@@ -1,4 +1,4 @@
-//! Checks of values, and what is said of one that fails.
+//! Checks of values, and their errors.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ pub struct ConfigError {
     pub field: Cow<'static, str>,
     /// The value it has.
     pub value: String,
-    /// What would be right.
+    /// What is valid.
     pub expected: String,
 }
 

@@ -5,51 +5,51 @@ use serde::{Deserialize, Serialize};
 use super::rules::Rules;
 use super::{Ema, LearningRateScaling, LossScaleConfig, Optimizer, Precision, Schedule};
 
-/// How the model is trained.
+/// Training settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrainingConfig {
     /// Passes over the training images.
     pub epochs: u32,
-    /// Images a rank puts through the model at once.
+    /// Images in a rank's forward pass.
     pub micro_batch_size: u32,
-    /// Micro-batches a rank accumulates before gradients are reduced.
+    /// Micro-batches per rank before gradients are reduced.
     pub gradient_accumulation_steps: u32,
-    /// How the images of a step are shared among the ranks.
+    /// How ranks share the images of a step.
     #[serde(default)]
     pub balance: Balance,
     /// Seed of weights and of the order of images.
     pub seed: u64,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// How the learning rate grows with the global batch.
+    /// How the learning rate scales with the global batch.
     pub learning_rate_scaling: LearningRateScaling,
-    /// The learning rate of a layer is this times the one of the layer above it; 1 for the same rate everywhere.
+    /// Learning rate of a layer over that of the layer above it; 1 for the same rate everywhere.
     pub layer_decay: f64,
-    /// How the learning rate moves.
+    /// Schedule of the learning rate.
     pub schedule: Schedule,
-    /// What training makes small.
+    /// The loss to minimize.
     #[serde(default)]
     pub loss: Loss,
     /// Weight of the uniform distribution in the target, 0..1.
     pub label_smoothing: f64,
-    /// How much each class counts in the loss; all the same if not set.
+    /// Weight of each class in the loss; equal by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<ClassWeights>,
-    /// Largest global norm of the gradients; larger ones are scaled down to it.
+    /// Maximum global norm of the gradients; larger ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_grad_norm: Option<f64>,
-    /// Whether the line that DeepSpeed prints under `wall_clock_breakdown` is logged.
+    /// Whether to log DeepSpeed's `wall_clock_breakdown` line.
     #[serde(default)]
     pub wall_clock_breakdown: bool,
     /// Number format.
     pub precision: Precision,
-    /// Whether the model itself is in half precision, and the optimizer keeps weights in 32 bits.
+    /// Whether the model is in half precision, and the optimizer keeps 32-bit weights.
     pub master_weights: bool,
     /// Whether GPUs may round the inputs of matrix products to TensorFloat-32.
     #[serde(default)]
     pub tf32: bool,
-    /// What GPUs compute attention with.
+    /// Implementation of attention on GPUs.
     #[serde(default)]
     pub attention_backend: AttentionBackend,
     /// Loss scale of [`Precision::Fp16`].
@@ -57,34 +57,34 @@ pub struct TrainingConfig {
     /// Average of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
-    /// What the backward pass computes again in place of keeping it.
+    /// What backward recomputes instead of keeping it.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
 }
 
-/// How much each class counts in the loss of training: the mean over images of the weight times the cross-entropy.
+/// Weight of each class in the training loss: the mean over images of weight times cross-entropy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ClassWeights {
-    /// All classes together the same: a weight is the number of training images over that of classes and over that of images of the
+    /// The same total weight for all classes: training images over classes and over images of the
     /// class (scikit-learn's `balanced`).
     Balanced,
-    /// These, in the order of class numbers.
+    /// Weights in the order of class numbers.
     Values(Vec<f64>),
 }
 
-/// How the images of an optimizer step are shared among the ranks. The global batch is the same either way.
+/// How ranks share the images of an optimizer step. The global batch is the same either way.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Balance {
-    /// Every rank takes as many as every other.
+    /// All ranks have equal shares.
     #[default]
     Off,
-    /// Every rank takes as many as it can process in the time that the others need for theirs.
+    /// Shares in proportion to the speed of each rank.
     Weighted,
 }
 
-/// What the backward pass computes again in place of keeping it: less memory for more time.
+/// What backward recomputes instead of keeping it: less memory, more time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -92,9 +92,9 @@ pub enum ActivationCheckpointing {
     /// Nothing.
     #[default]
     None,
-    /// Each block whole: one tensor a block is kept.
+    /// Whole blocks: one tensor per block is kept.
     Block,
-    /// Norms and activation functions: what matrix products and attention gave is kept.
+    /// Norms and activation functions: outputs of matrix products and attention are kept.
     Selective,
 }
 
@@ -103,23 +103,23 @@ pub enum ActivationCheckpointing {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Loss {
-    /// Of the one class that an image shows.
+    /// Cross-entropy, for images that show one class.
     #[default]
     CrossEntropy,
-    /// Whether an image shows a class, for each class alone, mean over these: of any number of classes. As PyTorch's
-    /// `BCEWithLogitsLoss`.
+    /// Binary cross-entropy, mean over the classes, for images with any number of classes. As
+    /// PyTorch's `BCEWithLogitsLoss`.
     BinaryCrossEntropy,
 }
 
-/// What a GPU computes attention with. A CPU has one fused kernel.
+/// Implementation of attention on GPUs. A CPU has one fused kernel.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum AttentionBackend {
-    /// `FlashAttention`; where it does not apply memory-efficient attention, then plain matrix products.
+    /// `FlashAttention`, else memory-efficient attention, else plain matrix products.
     #[default]
     Flash,
-    /// cuDNN's, and the others where it does not apply or its gradient can be wrong in libtorch 2.11.
+    /// cuDNN's, or the others if it does not apply or its gradient can be wrong in libtorch 2.11.
     Cudnn,
 }
 
@@ -149,7 +149,7 @@ impl TrainingConfig {
                 values.iter().all(is_weight) && values.iter().any(|value| *value > 0.0),
                 "training.classWeights.values",
                 format!("{values:?}"),
-                "must be at least 0, and one above it",
+                "must be at least 0, and at least one above 0",
             );
         }
         if let Some(norm) = self.clip_grad_norm {

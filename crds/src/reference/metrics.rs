@@ -1,9 +1,9 @@
-//! The reference of metrics as a table, made from what a program serves at `/metrics`.
+//! The metrics reference as a table, generated from a program's `/metrics`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Labels whose values are the user's or the cluster's, so that the table does not list them.
+/// Labels with values from the user or the cluster, which the table does not list.
 const NAMES: [&str; 8] = [
     "namespace",
     "job_name",
@@ -15,8 +15,8 @@ const NAMES: [&str; 8] = [
     "code",
 ];
 
-/// A row a metric, in the order of the exposition: name, type, labels (with their values where these are a closed set)
-/// and help text. `exposition` is Prometheus's text format with at least one series of every metric.
+/// One row per metric, in the order of the exposition: name, type, labels (with values if they are
+/// a closed set) and help text. `exposition` has at least one series of every metric.
 pub fn metrics(exposition: &str) -> String {
     let mut table = String::from("| Metric | Type | Labels | What it is |\n| --- | --- | --- | --- |\n");
     for block in exposition.split("# HELP ").skip(1) {
@@ -30,7 +30,7 @@ pub fn metrics(exposition: &str) -> String {
             if let Some(type_) = line.strip_prefix("# TYPE ") {
                 kind = type_.rsplit(' ').next().unwrap_or_default();
             }
-            for (label, value) in of_series(line) {
+            for (label, value) in labels_of_series(line) {
                 labels.entry(label).or_default().insert(value);
             }
         }
@@ -55,8 +55,8 @@ pub fn metrics(exposition: &str) -> String {
     table
 }
 
-/// Labels and values of a series. None of our values holds a comma or a quote.
-fn of_series(line: &str) -> impl Iterator<Item = (&str, &str)> {
+/// Labels and values of a series. None of our values contains a comma or a quote.
+fn labels_of_series(line: &str) -> impl Iterator<Item = (&str, &str)> {
     let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     let labels = labels.map_or("", |(labels, _)| labels);
     labels

@@ -4,43 +4,45 @@ use serde::{Deserialize, Serialize};
 
 use super::Interpolation;
 
-/// Augmentation varies training images. In this order: crop, flip, colours, normalisation, erasing, mixing. What is
-/// random depends on training.seed, the epoch and the image's place in it alone, not on threads or ranks.
+/// Augmentation varies training images, in this order: crop, flip, colors, normalization, erasing,
+/// mixing. Random choices depend only on training.seed, the epoch and the image's position in it.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("!has(self.randomResizedCrop) || !has(self.randomCrop)").message("give one of randomCrop and randomResizedCrop"),
-    validation = Rule::new("!has(self.randAugment) || (!self.threeAugment && self.colorJitter == 0.0)").message("give one of randAugment, and threeAugment with or without colorJitter")
+    validation = Rule::new("!has(self.randAugment) || (!self.threeAugment && self.colorJitter == 0.0)").message("randAugment cannot be combined with threeAugment or colorJitter")
 )]
 pub struct Augmentation {
     /// randomResizedCrop cuts out a random part of the image and resizes it to model.imageSize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_resized_crop: Option<RandomResizedCrop>,
-    /// randomCrop shifts the image by at most a margin, as the usual CIFAR recipes do (padding 4). Images from files
-    /// are first resized so that their shorter side is model.imageSize.
+    /// randomCrop shifts the image by at most a margin, as usual CIFAR recipes do (padding 4).
+    /// Images from files are first resized so that the shorter side is model.imageSize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_crop: Option<RandomCrop>,
     /// horizontalFlip is the probability that an image is mirrored left to right, usually 0.5.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub horizontal_flip: f64,
-    /// colorJitter changes brightness, contrast and saturation, in random order, by factors between 1 - colorJitter and
-    /// 1 + colorJitter; DeiT III takes 0.3.
+    /// colorJitter changes brightness, contrast and saturation, in random order, by factors that
+    /// differ from 1 by at most colorJitter; DeiT III uses 0.3.
+    /// - colorJitter to 1 + colorJitter; DeiT III uses 0.3.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub color_jitter: f64,
-    /// randAugment is timm's RandAugment, written as timm writes it: rand-m9-mstd0.5-inc1 is magnitude 9 of 10 with a
-    /// deviation of 0.5, strength that grows with the magnitude for every operation, and 2 operations an image (-n2),
-    /// each left out with probability 0.5. It is not torchvision's RandAugment, nor that of big_vision.
+    /// randAugment is timm's RandAugment in timm's notation. In rand-m9-mstd0.5-inc1, the magnitude
+    /// is 9 of 10 with a deviation of 0.5, and every operation is stronger with more magnitude.
+    /// Each image gets 2 operations (-n2), each skipped with probability 0.5. torchvision and
+    /// big_vision differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), regex(pattern = "^rand(-[a-z]+[0-9.]+)*$"))]
     pub rand_augment: Option<String>,
-    /// threeAugment gives each image one of grey, solarize and Gaussian blur (3-Augment of DeiT III, which adds
-    /// colorJitter 0.3).
+    /// threeAugment applies one of grayscale, solarize and Gaussian blur to each image (3-Augment
+    /// of DeiT III, which adds colorJitter 0.3).
     #[serde(default)]
     pub three_augment: bool,
-    /// mixup is the alpha of mixup's Beta distribution, 0 for none. Neighbours in the epoch's order are mixed, each pair
-    /// with a share of its own (timm's mode pair).
+    /// mixup is the alpha of mixup's Beta distribution, 0 for none. Neighbors in the epoch's order
+    /// are mixed, each pair with another ratio (timm's mode pair).
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub mixup: f64,
@@ -52,8 +54,8 @@ pub struct Augmentation {
     #[serde(default = "default_mixup_probability")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub mixup_probability: f64,
-    /// mixupSwitchProbability is the probability of cutmix in place of mixup where both are on (mixup_switch_prob of
-    /// timm).
+    /// mixupSwitchProbability is the probability of cutmix instead of mixup if both are on
+    /// (mixup_switch_prob of timm).
     #[serde(default = "default_mixup_switch_probability")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub mixup_switch_probability: f64,
@@ -62,8 +64,8 @@ pub struct Augmentation {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub random_erasing: f64,
-    /// repeatedAugmentation is how many variants of an image a batch holds; DeiT takes 3. An epoch has as many steps as
-    /// without, and so sees only that part of the images.
+    /// repeatedAugmentation is how many variants of an image a batch has; DeiT uses 3. An epoch has
+    /// as many steps as without, so it sees only that part of the images.
     #[serde(default = "default_repeated_augmentation")]
     #[schemars(range(min = 1, max = 16))]
     pub repeated_augmentation: i32,
@@ -104,14 +106,14 @@ impl Default for Augmentation {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.scale[0] <= self.scale[1] && self.ratio[0] <= self.ratio[1]").message("the smaller number of scale and of ratio comes first")
+    validation = Rule::new("self.scale[0] <= self.scale[1] && self.ratio[0] <= self.ratio[1]").message("give the smaller number of scale and of ratio first")
 )]
 pub struct RandomResizedCrop {
-    /// scale is the least and the largest share of the image's area.
+    /// scale is the minimum and maximum share of the image's area.
     #[serde(default = "default_scale")]
     #[schemars(length(min = 2, max = 2), inner(range(min = 0.0001, max = 1.0)))]
     pub scale: Vec<f64>,
-    /// ratio is the least and the largest width over height.
+    /// ratio is the minimum and maximum of width over height.
     #[serde(default = "default_ratio")]
     #[schemars(length(min = 2, max = 2), inner(range(min = 0.01, max = 100.0)))]
     pub ratio: Vec<f64>,

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Elastic {
-    /// minNodes is the least number of nodes that the gang trains on where no more are free. At most workers.nodes.
+    /// minNodes is the minimum number of nodes, at most workers.nodes.
     #[serde(default = "default_min_nodes")]
     #[schemars(range(min = 1, max = 4096))]
     pub min_nodes: i32,
-    /// maxNodes is the greatest number of nodes; workers.nodes if not given, and at least that.
+    /// maxNodes is the maximum number of nodes, at least workers.nodes, which is the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_nodes: Option<i32>,

@@ -1,4 +1,4 @@
-//! The manifest, a file a section.
+//! The manifest, one file per section.
 
 mod augmentation;
 mod checkpoint;
@@ -56,14 +56,15 @@ pub(crate) fn sections(resource: CustomResourceDefinition) -> BTreeMap<String, J
     schemas.find_map(|schema| schema.properties).unwrap_or_default()
 }
 
-/// The schema of a section of the resource, `spec` or `status`, as the API server gets it.
+/// The API server's schema of a section of the resource, `spec` or `status`.
 pub fn schema(section: &str) -> &'static JSONSchemaProps {
     &SECTIONS[section]
 }
 
-/// The rule that these fields stay as they are, given or not.
+/// The rule that these fields cannot be added, changed or removed.
 fn unchanged(fields: &[&str]) -> Rule {
-    // `self.?field == oldSelf.?field` would say the same at a cost that the API server takes for unbounded.
+    // The API server considers the cost of the equivalent `self.?field == oldSelf.?field`
+    // unbounded.
     let same = |field: &&str| {
         format!(
             "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
@@ -78,8 +79,9 @@ fn unchanged(fields: &[&str]) -> Rule {
     Rule::new(rule).message(message.as_str())
 }
 
-/// The rule that a product of fields is a multiple of another one, unless a condition holds. A refusal has the numbers, in the
-/// words of [`contract::RunConfig::errors`], and ends with `remark`.
+/// The rule that a product of fields is a multiple of another one, unless a condition holds. The
+/// message has the numbers, in the words of [`contract::RunConfig::errors`], and ends with
+/// `remark`.
 fn multiple(unless: &str, dividend: &[&str], divisor: &[&str], remark: &str) -> Rule {
     let product = |fields: &[&str]| match fields {
         [field] => format!("self.{field}"),
@@ -88,14 +90,15 @@ fn multiple(unless: &str, dividend: &[&str], divisor: &[&str], remark: &str) -> 
     let (number, of) = (product(dividend), product(divisor));
     let (dividend, divisor) = (dividend.join(" x "), divisor.join(" x "));
     let text = format!("{dividend} is %d: must be a multiple of {divisor} (%d){remark}");
-    // `format`, because the API server takes the length of a number that `string` wrote for unbounded, and so the cost of the rule.
+    // `format`, because the API server considers the length of `string(number)`, and so the cost,
+    // unbounded.
     let message = Message::Expression(format!("'{text}'{FORMAT}[{number}, {of}])"));
     Rule::new(format!("{unless} || {number} % {of} == 0")).message(message)
 }
 
 const FORMAT: &str = ".format(";
 
-/// What a rule says, without the numbers of the manifest that breaks it.
+/// A rule's message, without the numbers of a manifest.
 pub(crate) fn text(rule: &ValidationRule) -> String {
     let expression = rule.message_expression.as_deref().unwrap_or_default();
     match (&rule.message, expression.split_once(FORMAT)) {

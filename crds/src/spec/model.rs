@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Pooling, Volume, multiple};
 
-/// Model is the Vision Transformer that is trained: a preset by timm's name, sizes of one's own, or a preset with some
-/// sizes changed.
+/// Model is the Vision Transformer to train: a preset by timm's name, custom sizes, or a preset
+/// with changed sizes.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
@@ -14,13 +14,13 @@ use super::{Pooling, Volume, multiple};
     validation = multiple("!has(self.imageSize) || !has(self.patchSize)", &["imageSize"], &["patchSize"], "")
 )]
 pub struct Model {
-    /// name is a preset by timm's or torchvision's name, such as vit_tiny_patch16_224, vit_base_patch16_384,
-    /// vit_huge_patch14_224, vit_medium_patch16_reg4_gap_256, vit_small_patch14_dinov2 or vit_b_16. Sizes given beside it
-    /// replace the preset's.
+    /// name is a preset by timm's or torchvision's name, such as vit_tiny_patch16_224,
+    /// vit_base_patch16_384, vit_huge_patch14_224, vit_medium_patch16_reg4_gap_256,
+    /// vit_small_patch14_dinov2 or vit_b_16. Given sizes replace the preset's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub name: Option<String>,
-    /// imageSize is the side of the square input in pixels; images of another size are resized to it.
+    /// imageSize is the side of the square input in pixels; other images are resized to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 8, max = 4096))]
     pub image_size: Option<i32>,
@@ -40,7 +40,8 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub heads: Option<i32>,
-    /// mlpSize is the width of the hidden layer of a block's MLP; 4 x hiddenSize if neither it nor a preset says.
+    /// mlpSize is the width of the hidden layer of a block's MLP; by default the preset's, else 4 x
+    /// hiddenSize.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 8, max = 65536))]
     pub mlp_size: Option<i32>,
@@ -51,33 +52,34 @@ pub struct Model {
     #[serde(default = "default_channels")]
     #[schemars(range(min = 1, max = 64))]
     pub channels: i32,
-    /// pooling is what the classifier reads.
+    /// pooling is the input of the classifier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
-    /// registerTokens is the number of learned tokens beside the patches that the classifier does not read (arXiv
-    /// 2309.16588); the preset's, else 0, if not given. With some, the position embedding covers the patches only.
+    /// registerTokens is the number of learned tokens that the classifier does not read (arXiv
+    /// 2309.16588); by default the preset's, else 0. With any, the position embedding covers only
+    /// the patches.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 64))]
     pub register_tokens: Option<i32>,
-    /// layerScale is the initial value of a learned factor for each channel of a block's branches, as 1e-5 (arXiv
-    /// 2103.17239); 0 is no such factor. The preset's, else 0, if not given.
+    /// layerScale is the initial value of a learned factor per channel of a block's branches, such
+    /// as 1e-5 (arXiv 2103.17239); 0 for none. By default the preset's, else 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub layer_scale: Option<f64>,
-    /// dropPath is the share of images that skip a branch of the last block in a training step (stochastic depth); it
-    /// rises linearly from 0 in the first block.
+    /// dropPath is the share of images that skip a branch of the last block in a training step
+    /// (stochastic depth); it increases linearly from 0 in the first block.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.99))]
     pub drop_path: f64,
-    /// pretrained is a file of weights that training starts from, in place of random ones.
+    /// pretrained is a file of weights to start from instead of random ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pretrained: Option<Pretrained>,
 }
 
-/// pretrained is a file of weights that training starts from, in place of random ones: safetensors with timm's or
-/// torchvision's names. The head stays random where the number of classes differs; the position embedding is resized to
-/// imageSize, and the patch embedding adapted to channels, as timm does.
-// An optional field is described in the schema by its type.
+/// pretrained is a file of weights to start from instead of random ones: safetensors with timm's or
+/// torchvision's names. As in timm, the head stays random if the number of classes differs, the
+/// position embedding is resized to imageSize, and the patch embedding adapted to channels.
+// The schema describes an optional field by its type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Pretrained {

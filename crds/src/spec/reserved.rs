@@ -1,5 +1,5 @@
-//! What of a pod is the operator's own, and which volumes a manifest may add: said once, for the schema, for
-//! [`validate`](crate::validate()) and for the tests of the pods that are built.
+//! Parts of a pod that are reserved for the operator, and volumes that a manifest may add: for the
+//! schema, for [`validate`](crate::validate()) and for the tests of built pods.
 
 use kube::core::Rule;
 use schemars::Schema;
@@ -22,7 +22,7 @@ pub const VOLUMES: [&str; 6] = [
     "pretrained",
     "checkpoints",
 ];
-/// Folders at which pods mount the operator's volumes, beside those that the manifest names itself.
+/// Mount paths of the operator's volumes, except those that the manifest sets.
 pub const FOLDERS: [&str; 5] = [
     "/etc/vit",
     "/tmp",
@@ -30,7 +30,7 @@ pub const FOLDERS: [&str; 5] = [
     "/dev/termination-log",
     "/pretrained",
 ];
-/// Sources that a volume of a manifest may have: all of Kubernetes but those that CSI drivers have replaced.
+/// Volume sources allowed in a manifest: all of Kubernetes except those replaced by CSI drivers.
 pub const VOLUME_SOURCES: [&str; 11] = [
     "configMap",
     "csi",
@@ -55,7 +55,7 @@ pub(crate) const VOLUME_SOURCE_MESSAGE: &str =
     "give each volume exactly one source, such as configMap, secret, persistentVolumeClaim or csi";
 pub(crate) const FOLDER_MESSAGE: &str = "the operator mounts its own volumes at /etc/vit, /tmp, /dev/shm, /dev/termination-log and /pretrained; use another mountPath";
 pub(crate) const MOUNT_MESSAGE: &str = "each entry of volumeMounts must have the name of one of volumes";
-pub(crate) const STORAGE_MESSAGE: &str = "a mountPath of workers.volumeMounts must be another folder than data.path and checkpoint.path, where the job's own volumes are";
+pub(crate) const STORAGE_MESSAGE: &str = "a mountPath of workers.volumeMounts must differ from data.path and checkpoint.path, where the job's own volumes are";
 pub(crate) const CAPABILITIES_MESSAGE: &str =
     "capabilities take effect for root only; set runAsUser to 0, or leave capabilities out";
 
@@ -64,7 +64,7 @@ pub fn is_reserved_key(key: &str) -> bool {
     KEY_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// Whether a path is one of the operator's folders, or lies in one.
+/// Whether a path is one of the operator's folders or in one.
 pub fn is_reserved_folder(path: &str) -> bool {
     let path = std::path::Path::new(path);
     FOLDERS.iter().any(|folder| path.starts_with(folder))
@@ -102,7 +102,7 @@ pub(super) fn folder_rule() -> Rule {
     .message(FOLDER_MESSAGE)
 }
 
-/// Narrows the schema of Kubernetes' own volumes to [`VOLUME_SOURCES`], and bounds their names.
+/// Narrows the schema of Kubernetes' volumes to [`VOLUME_SOURCES`], and bounds their names.
 pub(super) fn narrow_volumes(schema: &mut Schema) {
     let fields = schema.pointer_mut("/items/properties");
     if let Some(fields) = fields.and_then(Value::as_object_mut) {
@@ -112,8 +112,8 @@ pub(super) fn narrow_volumes(schema: &mut Schema) {
     bound(schema, "/items/properties/name", name);
 }
 
-/// Bounds the texts of Kubernetes' own mounts. A path is absolute and in its shortest form, so that two paths of one folder
-/// are the same text.
+/// Bounds the strings of Kubernetes' mounts. Paths are absolute and in their shortest form, so that
+/// a folder has only one path.
 pub(super) fn bound_mounts(schema: &mut Schema) {
     bound(schema, "/items/properties/name", json!({"maxLength": 63}));
     let component = r"/([^/:.]|\.[^/:.]|\.\.[^/:])[^/:]*";
@@ -121,7 +121,7 @@ pub(super) fn bound_mounts(schema: &mut Schema) {
     bound(schema, "/items/properties/mountPath", path);
 }
 
-/// The API server reckons the cost of a rule by how long texts may be.
+/// Adds bounds, from which the API server estimates the cost of rules.
 fn bound(schema: &mut Schema, pointer: &str, bounds: Value) {
     if let (Some(Value::Object(field)), Value::Object(bounds)) = (schema.pointer_mut(pointer), bounds) {
         field.extend(bounds);

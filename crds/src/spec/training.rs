@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ActivationCheckpointing, AttentionBackend, Balance, Loss, Precision, ScalingRule};
 
-/// Training sets epochs, batches and the optimizer. One optimizer step sees
-/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
+/// Training sets epochs, batches and the optimizer. One optimizer step uses microBatchSize x
+/// gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
 /// parallelism.tensor.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -19,18 +19,19 @@ pub struct Training {
     /// epochs is the number of passes over the training images.
     #[schemars(range(min = 1, max = 100_000))]
     pub epochs: i32,
-    /// microBatchSize is how many images a rank puts through the model at once; those of parallelism.sequence and
-    /// parallelism.tensor have the same.
+    /// microBatchSize is the number of images in a rank's forward pass; ranks of
+    /// parallelism.sequence and parallelism.tensor share them.
     #[schemars(range(min = 1, max = 65536))]
     pub micro_batch_size: i32,
-    /// gradientAccumulationSteps is how many micro-batches a rank accumulates before gradients are reduced once.
+    /// gradientAccumulationSteps is the number of micro-batches per rank before gradients are
+    /// reduced.
     #[serde(default = "default_accumulation")]
     #[schemars(range(min = 1, max = 65536))]
     pub gradient_accumulation_steps: i32,
-    /// balance is how the images of an optimizer step are shared among ranks. Off: evenly, so that a step takes as long as
-    /// the slowest rank. Weighted: by how fast each is, as measured while it trains, for GPUs that are not alike; a rank that
-    /// would hold up the others with a single image takes none. The step is the same, but for the order in which sums are
-    /// rounded, and no micro-batch exceeds microBatchSize.
+    /// balance is how ranks share the images of an optimizer step. Off: evenly, so a step lasts as
+    /// long as the slowest rank. Weighted: by each rank's measured speed, for different GPUs; a
+    /// rank that would delay the others with a single image gets none. The step is the same except
+    /// for the order of rounded sums, and no micro-batch exceeds microBatchSize.
     #[serde(default)]
     pub balance: Balance,
     /// seed of the weights and of the order of images.
@@ -40,65 +41,66 @@ pub struct Training {
     /// optimizer and its parameters.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// learningRateScaling is how the learning rate grows with the global batch.
+    /// learningRateScaling is how the learning rate scales with the global batch.
     #[serde(default)]
     pub learning_rate_scaling: LearningRateScaling,
-    /// layerDecay makes the learning rate of a layer this times the one of the layer above it: the classifier takes the
-    /// whole, the patch embedding the least (timm's layer_decay).
+    /// layerDecay is the learning rate of a layer over that of the layer above it: the classifier
+    /// has the full rate, the patch embedding the lowest (timm's layer_decay).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.01, max = 1.0))]
     pub layer_decay: Option<f64>,
     /// schedule of the learning rate.
     #[serde(default)]
     pub schedule: Schedule,
-    /// loss that training makes small. crossEntropy is of images that each show one class. binaryCrossEntropy decides on
-    /// each class alone, so that an image may show any number of them; evaluation then also gives the mean average
-    /// precision over the classes.
+    /// loss to minimize. crossEntropy is for images that each show one class. binaryCrossEntropy
+    /// decides on each class separately, so an image may show any number of them; evaluation then
+    /// also reports the mean average precision over the classes.
     #[serde(default)]
     pub loss: Loss,
     /// labelSmoothing is the weight of the uniform distribution in the target, at least 0 and below 1.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.999))]
     pub label_smoothing: f64,
-    /// classWeights is how much each class counts in the loss of training, and with binaryCrossEntropy how much the images
-    /// do that show it; all the same if not given.
+    /// classWeights is the weight of each class in the training loss, or with binaryCrossEntropy of
+    /// the images that show it; equal by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<ClassWeights>,
-    /// clipGradNorm is the largest global norm of the gradients; larger ones are scaled down to it.
+    /// clipGradNorm is the maximum global norm of the gradients; larger ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub clip_grad_norm: Option<f64>,
-    /// wallClockBreakdown says whether the trainer logs, beside its own lines, the time of a step's parts in the line
-    /// that DeepSpeed prints under wall_clock_breakdown.
+    /// wallClockBreakdown adds the times of a step's parts to the log, in the format of DeepSpeed's
+    /// wall_clock_breakdown.
     #[serde(default)]
     pub wall_clock_breakdown: bool,
-    /// precision of matrix products: fp32, bf16 or fp16. Weights stay in 32 bits and are cast where they are used
-    /// (autocast), unless masterWeights is set.
+    /// precision of matrix products: fp32, bf16 or fp16. Weights stay in 32 bits and are cast when
+    /// used (autocast), unless masterWeights is set.
     #[serde(default)]
     pub precision: Precision,
-    /// masterWeights keeps the model itself in half precision, its gradients too as they are reduced over the ranks, and
-    /// 32-bit weights and moments in the optimizer.
+    /// masterWeights keeps the model and its reduced gradients in half precision, and 32-bit
+    /// weights and moments in the optimizer.
     #[serde(default)]
     pub master_weights: bool,
-    /// tf32 lets GPUs round the inputs of fp32 matrix products to TensorFloat-32 (10 bits of fraction in place of 23),
-    /// from Ampere on; sums, weights and all else stay in 32 bits. Off if not given, as in PyTorch: fp32 means 32 bits
-    /// unless asked otherwise. A CPU computes in 32 bits either way.
+    /// tf32 lets GPUs from Ampere on round the inputs of fp32 matrix products to TensorFloat-32 (10
+    /// bits of fraction instead of 23); sums, weights and everything else stay in 32 bits. Off by
+    /// default, as in PyTorch. CPUs always compute in 32 bits.
     #[serde(default)]
     pub tf32: bool,
-    /// attentionBackend is what a GPU computes attention with. flash is FlashAttention, memory-efficient attention where
-    /// that does not apply (fp32, GPUs before Ampere), then plain matrix products. cudnn tries cuDNN's before these, but
-    /// not for the shapes whose gradient it can get wrong in libtorch 2.11. A CPU has one fused kernel and uses it either
-    /// way.
+    /// attentionBackend is a GPU's implementation of attention. flash is FlashAttention, else
+    /// memory-efficient attention (fp32, GPUs before Ampere), else plain matrix products. cudnn
+    /// tries cuDNN's first, except for shapes whose gradient it can get wrong in libtorch 2.11. A
+    /// CPU always uses its only fused kernel.
     #[serde(default)]
     pub attention_backend: AttentionBackend,
     /// lossScale of precision fp16, named as in DeepSpeed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// ema keeps an exponential moving average of the weights, which is evaluated and saved beside them.
+    /// ema keeps an exponential moving average of the weights, which is evaluated and saved with
+    /// them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
-    /// activationCheckpointing is what the backward pass computes again in place of keeping it, which takes less memory
-    /// and more time.
+    /// activationCheckpointing is the part of the forward pass that backward recomputes instead of
+    /// keeping it: less memory, more time.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
 }
@@ -122,24 +124,27 @@ pub struct Optimizer {
     #[serde(default = "default_learning_rate")]
     #[schemars(range(min = 1e-9, max = 100.0))]
     pub learning_rate: f64,
-    /// weightDecay, which biases, norms, the class token and the position embedding do not get. adamw takes it off the
-    /// weights, sgd adds it to the gradient, lamb to the step whose length its trust ratio sets.
+    /// weightDecay, not applied to biases, norms, the class token and the position embedding. adamw
+    /// subtracts it from the weights, sgd adds it to the gradient, lamb to the step scaled by the
+    /// trust ratio.
     #[serde(default = "default_weight_decay")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
-    /// betas of adamw and lamb are the decay of the first and of the second moment; 0.9 and 0.999 if not given.
+    /// betas of adamw and lamb are the decay of the first and second moment; 0.9 and 0.999 by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 2), inner(range(min = 0.0, max = 0.999_999)))]
     pub betas: Option<Vec<f64>>,
-    /// epsilon of adamw and lamb is added to the denominator; 1e-8 for adamw and 1e-6 for lamb if not given.
+    /// epsilon of adamw and lamb is added to the denominator; by default 1e-8 for adamw and 1e-6
+    /// for lamb.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-16, max = 1.0))]
     pub epsilon: Option<f64>,
-    /// momentum of sgd is the share of the last step that is taken again; 0.9 if not given.
+    /// momentum of sgd is the share of the previous step that is repeated; 0.9 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 0.999_999))]
     pub momentum: Option<f64>,
-    /// nesterov reads the gradient of sgd ahead of the momentum; false if not given.
+    /// nesterov uses Nesterov momentum in sgd; false by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
 }
@@ -179,15 +184,15 @@ pub enum OptimizerName {
     Lamb,
 }
 
-/// LearningRateScaling makes the learning rate grow with the global batch, which is
-/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode, divided by parallelism.sequence and by
+/// LearningRateScaling scales the learning rate with the global batch, which is microBatchSize x
+/// gradientAccumulationSteps x nodes x gpusPerNode, divided by parallelism.sequence and by
 /// parallelism.tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LearningRateScaling {
-    /// rule: none, linear (in proportion), or sqrt (with the square root).
+    /// rule: none, linear, or sqrt.
     pub rule: ScalingRule,
-    /// referenceBatchSize is the global batch for which optimizer.learningRate is meant.
+    /// referenceBatchSize is the global batch to which optimizer.learningRate applies.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub reference_batch_size: i32,
 }
@@ -201,22 +206,22 @@ impl Default for LearningRateScaling {
     }
 }
 
-/// LossScale keeps the gradients of precision fp16 within its range: the loss is multiplied by a scale, which is halved
-/// when gradients overflow (that step is skipped) and doubled after a while without. Names, defaults and behaviour are
-/// DeepSpeed's.
+/// LossScale keeps fp16 gradients in range: the loss is multiplied by a scale, which is halved when
+/// gradients overflow (that step is skipped) and doubled after a while without overflow. Names,
+/// defaults and behavior are DeepSpeed's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LossScale {
-    /// initialScalePower: the first scale is 2 to this power.
+    /// initialScalePower: the first scale is 2 to the power of this.
     #[schemars(range(min = 0, max = 32))]
     pub initial_scale_power: i32,
     /// lossScaleWindow is the number of steps without an overflow after which the scale is doubled.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub loss_scale_window: i32,
-    /// hysteresis is the number of overflows until the scale is halved.
+    /// hysteresis is the number of overflows before the scale is halved.
     #[schemars(range(min = 1, max = 1000))]
     pub hysteresis: i32,
-    /// minLossScale is the least scale; an overflow there ends the run.
+    /// minLossScale is the minimum scale; an overflow there ends the run.
     #[schemars(range(min = 1, max = 65536))]
     pub min_loss_scale: i32,
 }
@@ -232,20 +237,21 @@ impl Default for LossScale {
     }
 }
 
-/// ClassWeights is how much each class counts in the loss of training: the mean over images of the weight times the cross-entropy.
+/// ClassWeights weights the classes in the training loss: the mean over images of weight times
+/// cross-entropy.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.balanced != has(self.values)").message("either balanced must be true or values given, not both")
+    validation = Rule::new("self.balanced != has(self.values)").message("set balanced to true or give values, but not both")
 )]
 pub struct ClassWeights {
-    /// balanced makes all classes together count the same: the weight is the number of training images over that of classes and over
-    /// that of images of the class, as scikit-learn's balanced. With binaryCrossEntropy it makes the images that show a class count
-    /// as much as those that do not: the weight is the number of images without the class over the number with it. The labels of
-    /// all training images are read before the first step.
+    /// balanced gives all classes the same total weight: training images over classes and over
+    /// images of the class, as in scikit-learn. With binaryCrossEntropy it makes the images that
+    /// show a class count as much as the others: images without the class over images with it. The
+    /// labels of all training images are read before the first step.
     #[serde(default)]
     pub balanced: bool,
-    /// values has the weight of each class, by its number.
+    /// values are the weights of the classes, by class number.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 100_000), inner(range(min = 0.0, max = 1e9)))]
     pub values: Option<Vec<f64>>,
@@ -259,7 +265,8 @@ pub struct Ema {
     #[serde(default = "default_ema_decay")]
     #[schemars(range(min = 0.0, max = 0.999_999_9))]
     pub decay: f64,
-    /// warmup lets the decay rise to its value as 1 - (1 + step)^(-2/3), so that the first weights are soon forgotten.
+    /// warmup increases the decay to its value as 1 - (1 + step)^(-2/3), so that the first weights
+    /// fade soon.
     #[serde(default)]
     pub warmup: bool,
 }
@@ -272,26 +279,26 @@ fn default_ema_decay() -> f64 {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("(self.name == 'step') == has(self.decayEpochs)").message("the schedule step needs decayEpochs, and no other schedule has it"),
+    validation = Rule::new("(self.name == 'step') == has(self.decayEpochs)").message("the schedule step needs decayEpochs; other schedules do not have it"),
     validation = Rule::new("self.name == 'step' || !has(self.decayRate)").message("decayRate is a parameter of the schedule step")
 )]
 pub struct Schedule {
     /// name: constant, cosine (down to minLearningRate at the end), or step.
     #[serde(default)]
     pub name: ScheduleName,
-    /// warmupEpochs is over how many epochs the learning rate first rises linearly from zero; parts of epochs are fine.
+    /// warmupEpochs is the number of epochs, or a fraction, of linear warmup from zero.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 100_000.0))]
     pub warmup_epochs: f64,
-    /// minLearningRate is what the learning rate does not fall below once it is warmed up.
+    /// minLearningRate is the minimum learning rate after warmup.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub min_learning_rate: f64,
-    /// decayEpochs of the schedule step is the number of epochs between two falls, counted from the end of the warm-up.
+    /// decayEpochs of the schedule step is the number of epochs between two decays after warmup.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-3, max = 100_000.0))]
     pub decay_epochs: Option<f64>,
-    /// decayRate of the schedule step is what the learning rate is multiplied by at a fall; 0.1 if not given.
+    /// decayRate of the schedule step is the factor of a decay; 0.1 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub decay_rate: Option<f64>,
@@ -301,11 +308,11 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ScheduleName {
-    /// Stays at its peak after the warm-up.
+    /// Stays at its peak after warmup.
     Constant,
-    /// Falls to the least learning rate along half a cosine after the warm-up.
+    /// Decreases to the minimum learning rate along half a cosine after warmup.
     #[default]
     Cosine,
-    /// Is multiplied by a factor every so many epochs.
+    /// Is multiplied by a factor at regular intervals.
     Step,
 }

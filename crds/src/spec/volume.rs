@@ -2,22 +2,22 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Volume is storage that pods mount: exactly one source.
+/// Volume is storage that pods mount, with exactly one source.
 #[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("has(self.persistentVolumeClaim) != has(self.hostPath)").message("give exactly one of persistentVolumeClaim and hostPath")
 )]
 pub struct Volume {
-    /// persistentVolumeClaim is a claim in the job's namespace. With more than one node it must be mountable by many
-    /// (ReadWriteMany for checkpoints).
+    /// persistentVolumeClaim is a claim in the job's namespace. For several nodes its access mode
+    /// must allow them (ReadWriteMany for checkpoints).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PersistentVolumeClaim>,
-    /// hostPath is a folder that has the same content on every node, such as a mounted cluster file system. Pod
-    /// Security "restricted" and "baseline" refuse it.
+    /// hostPath is a folder with the same content on every node, such as a mounted cluster file
+    /// system. Pod Security "restricted" and "baseline" refuse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_path: Option<HostPath>,
-    /// subPath is the folder within the volume that is mounted, in place of its root.
+    /// subPath is the folder in the volume to mount instead of its root.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[^/.][^:]*$"), length(max = 256))]
     pub sub_path: Option<String>,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, reserved, unchanged};
 
-/// Workers sets how many pods there are, with how many GPUs each, and what else they get. There is one pod a node, and
-/// one rank a GPU.
+/// Workers sets the number of pods, their GPUs and other pod settings. Each node has one pod, and
+/// each GPU one rank.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
@@ -26,23 +26,25 @@ use super::{Device, reserved, unchanged};
     validation = Rule::new("size(self.capabilities) == 0 || (has(self.runAsUser) && self.runAsUser == 0)").message(reserved::CAPABILITIES_MESSAGE)
 )]
 pub struct Workers {
-    /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale) where elastic is
-    /// not given: the gang then saves, stops, and continues in the new size, with a global batch of its own, from its
-    /// checkpoint.
+    /// nodes is the number of pods, each on a separate node. It can be changed (also by kubectl
+    /// scale) if elastic is not given. The gang then saves, stops, and resumes in the new size with
+    /// another global batch.
     #[schemars(range(min = 1, max = 4096))]
     pub nodes: i32,
-    /// gpusPerNode is the number of GPUs of each pod, and of ranks in it.
+    /// gpusPerNode is the number of GPUs and ranks of each pod.
     #[serde(default = "default_gpus_per_node")]
     #[schemars(range(min = 1, max = 64))]
     pub gpus_per_node: i32,
-    /// gpuResource is the name of the extended resource by which nodes count their GPUs.
+    /// gpuResource is the extended resource for GPUs.
     #[serde(default = "default_gpu_resource")]
     #[schemars(regex(pattern = "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), length(max = 253))]
     pub gpu_resource: String,
-    /// device is where tensors live: auto (GPUs where the node has GPU devices, otherwise the CPU), cuda or cpu.
+    /// device is where tensors are: auto (GPUs if the node has any, otherwise the CPU), cuda or
+    /// cpu.
     #[serde(default)]
     pub device: Device,
-    /// resources are further requests and limits of each pod, such as cpu and memory. GPUs are added by gpusPerNode.
+    /// resources are further requests and limits of each pod, such as cpu and memory. gpusPerNode
+    /// adds the GPUs.
     #[serde(default)]
     pub resources: ResourceRequirements,
     /// nodeSelector are labels that nodes must have.
@@ -53,14 +55,14 @@ pub struct Workers {
     #[serde(default)]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
-    /// env are further environment variables of the trainer, such as NCCL_DEBUG, with a value or with one from a ConfigMap,
-    /// a Secret or a field of the pod (valueFrom). Names that start with VIT_ are taken.
+    /// env are further environment variables of the trainer, such as NCCL_DEBUG, with a value or
+    /// valueFrom a ConfigMap, a Secret or a pod field. Names that start with VIT_ are reserved.
     #[serde(default)]
     #[schemars(length(max = 64))]
     #[x_kube(validation = reserved::env_rule())]
     pub env: Vec<EnvVar>,
-    /// envFrom are ConfigMaps and Secrets of which every key becomes an environment variable of the trainer; env and the
-    /// operator's own variables take precedence.
+    /// envFrom are ConfigMaps and Secrets whose keys become environment variables of the trainer;
+    /// env and the operator's variables take precedence.
     #[serde(default)]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -77,7 +79,7 @@ pub struct Workers {
         merge_strategy = ListMerge::Map(vec!["name".into()])
     )]
     pub volumes: Vec<Volume>,
-    /// volumeMounts say where the trainer's container mounts them.
+    /// volumeMounts are their mounts in the trainer's container.
     #[serde(default)]
     #[schemars(length(max = 32), transform = reserved::bound_mounts)]
     #[x_kube(
@@ -97,46 +99,50 @@ pub struct Workers {
     ))]
     #[x_kube(validation = reserved::key_rule())]
     pub pod_labels: BTreeMap<String, String>,
-    /// podAnnotations are further annotations of the pods, such as those by which a network plugin attaches RDMA devices.
+    /// podAnnotations are further annotations of the pods, such as those for RDMA devices of a
+    /// network plugin.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = reserved::key_rule())]
     pub pod_annotations: BTreeMap<String, String>,
-    /// serviceAccountName is the ServiceAccount of the pods: the cloud's identity that goes with it, and its
-    /// imagePullSecrets where the job has none. Its API token is not mounted: whoever needs a token adds a projected volume
-    /// of volumes with a serviceAccountToken.
+    /// serviceAccountName is the ServiceAccount of the pods, for a cloud identity and for
+    /// imagePullSecrets if the job has none. Its API token is not mounted; for a token, add a
+    /// projected volume with a serviceAccountToken.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
-    /// runtimeClassName is the RuntimeClass of the pods, such as nvidia where that is not the nodes' default.
+    /// runtimeClassName is the RuntimeClass of the pods, such as nvidia if that is not the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub runtime_class_name: Option<String>,
-    /// hostNetwork puts the pods on their nodes' network, for devices that no plugin brings into pods. A node then takes
-    /// only one such pod, as it listens on the node's ports 9402 and 29500; NetworkPolicies do not protect these; Pod Security
-    /// "restricted" and "baseline" refuse it.
+    /// hostNetwork puts the pods on their nodes' network, for devices that no plugin attaches to
+    /// pods. A node then has at most one such pod, which listens on the node's ports 9402 and
+    /// 29500, without protection by NetworkPolicies. Pod Security "restricted" and "baseline"
+    /// refuse it.
     #[serde(default)]
     pub host_network: bool,
-    /// priorityClassName is the PriorityClass of the pods, and with its value the job's place among those that wait for
-    /// GPUs: higher ones first, then older ones. Without one, the cluster's default class counts, or 0.
+    /// priorityClassName is the PriorityClass of the pods. Its value orders waiting jobs: higher
+    /// first, then older. The default is the cluster's default class, or 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
-    /// runAsUser is the user id of the trainer; the image's own (65532) if not set. Pod Security "restricted" refuses 0.
+    /// runAsUser is the user id of the trainer; by default the image's (65532). Pod Security
+    /// "restricted" refuses 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub run_as_user: Option<i64>,
-    /// fsGroup is the group that owns mounted volumes, where their kind supports that.
+    /// fsGroup is the group that owns mounted volumes, if their kind supports that.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub fs_group: Option<i64>,
-    /// supplementalGroups are further groups of the trainer, such as those that own GPU devices or files of an NFS server.
+    /// supplementalGroups are further groups of the trainer, such as owners of GPU devices or NFS
+    /// files.
     #[serde(default)]
     #[schemars(length(max = 16), inner(range(min = 1)))]
     pub supplemental_groups: Vec<i64>,
-    /// capabilities are what the trainer gets of root's rights, such as IPC_LOCK, without which root cannot register memory
-    /// for RDMA; all others are dropped. They take effect for root only, so runAsUser must be 0. Pod Security "restricted" and
-    /// "baseline" refuse most.
+    /// capabilities are added to the trainer, such as IPC_LOCK, which root needs to register memory
+    /// for RDMA; all others are dropped. They take effect for root only, so runAsUser must be 0.
+    /// Pod Security "restricted" and "baseline" refuse most.
     #[serde(default)]
     #[schemars(
         length(max = 16),
@@ -149,7 +155,7 @@ fn default_gpus_per_node() -> i32 {
     1
 }
 
-/// The extended resource by which nodes count their GPUs, where a job names no other.
+/// The default extended resource for GPUs.
 pub const DEFAULT_GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 fn default_gpu_resource() -> String {
@@ -161,7 +167,7 @@ fn default_gpu_resource() -> String {
 pub enum ImagePullPolicy {
     /// At every start of a pod.
     Always,
-    /// Where the node does not have it.
+    /// If the node does not have it.
     #[default]
     IfNotPresent,
     /// Never: the node must have it.

@@ -1,4 +1,4 @@
-//! What a job has spent its time on.
+//! A job's time by activity.
 
 use contract::operator_metrics::TIME_PARTS;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -8,60 +8,60 @@ use serde::{Deserialize, Serialize};
 
 use super::Phase;
 
-/// TimeSpentStatus is what a job has spent its time on since it got its first GPUs, over all attempts; time in which it was
-/// suspended does not count. It is written with other changes, and of a job that waits as it was when it began to.
+/// TimeSpentStatus is a job's time by activity since its first GPUs, without suspended time. It is
+/// written with other changes: while a job waits, its times end where the wait began.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TimeSpentStatus {
-    /// updatedAt is until when time is accounted for.
+    /// updatedAt is the end of the time accounted for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updated_at: Option<MicroTime>,
-    /// effectiveRatio is the share of useful steps, 0 to 1 (effective training time ratio).
+    /// effectiveRatio is the share of time in useful steps, 0 to 1 (effective training time ratio).
     pub effective_ratio: f64,
-    /// usefulSeconds are those of optimizer steps, without steps that an earlier attempt had done already.
+    /// usefulSeconds is the time of optimizer steps that no earlier attempt had done.
     pub useful_seconds: f64,
-    /// repeatedSeconds are those of steps that were done again after a restart, because no checkpoint had them.
+    /// repeatedSeconds is the time of steps repeated because no checkpoint had them.
     pub repeated_seconds: f64,
-    /// queueSeconds are those of waiting for GPUs after the first ones.
+    /// queueSeconds is the time of waiting for GPUs after the first ones.
     pub queue_seconds: f64,
-    /// startSeconds are those until a gang that has GPUs trains: pods, images, data, weights.
+    /// startSeconds is the time until a placed gang trains: pods, images, data, weights.
     pub start_seconds: f64,
-    /// restartSeconds are those from the last sign of a gang until its pods are gone.
+    /// restartSeconds is the time from a gang's last report until its pods are gone.
     pub restart_seconds: f64,
-    /// evaluationSeconds are those of classifying held-out images.
+    /// evaluationSeconds is the time of classifying held-out images.
     pub evaluation_seconds: f64,
-    /// checkpointSeconds are those in which training stood still for a checkpoint.
+    /// checkpointSeconds is the time that training paused for a checkpoint.
     pub checkpoint_seconds: f64,
-    /// otherSeconds are all others in which a gang trained: between steps, and of its end.
+    /// otherSeconds is the remaining time of running gangs: between steps, and at their end.
     pub other_seconds: f64,
-    /// reachedStep is the last step that an earlier attempt has told of.
+    /// reachedStep is the last step that an earlier attempt reported.
     pub reached_step: i64,
-    /// attempt is what of all that is the latest attempt's.
+    /// attempt is the latest attempt's part of these times.
     pub attempt: AttemptTime,
 }
 
-/// AttemptTime is what the latest attempt has told of its time.
+/// AttemptTime is the latest attempt's report of its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttemptTime {
-    /// stepSeconds are those of optimizer steps.
+    /// stepSeconds is the time of optimizer steps.
     pub step_seconds: f64,
-    /// repeatedSeconds are those of steps that an earlier attempt had done already.
+    /// repeatedSeconds is the time of steps that repeat those of an earlier attempt.
     pub repeated_seconds: f64,
-    /// evaluationSeconds are those of classifying held-out images.
+    /// evaluationSeconds is the time of classifying held-out images.
     pub evaluation_seconds: f64,
-    /// checkpointSeconds are those in which training stood still for a checkpoint.
+    /// checkpointSeconds is the time that training paused for a checkpoint.
     pub checkpoint_seconds: f64,
-    /// runningSeconds are those in which its gang has run.
+    /// runningSeconds is the time that its gang has run.
     pub running_seconds: f64,
-    /// startSeconds are those of them before it took its first step.
+    /// startSeconds is the part of runningSeconds before the first step.
     pub start_seconds: f64,
-    /// otherSeconds are those of them that are in no other part.
+    /// otherSeconds is the part of runningSeconds in no other field.
     pub other_seconds: f64,
 }
 
 impl TimeSpentStatus {
-    /// Every part by its name, as metrics have it.
+    /// Every part with its name in metrics.
     pub fn parts(&self) -> [(&'static str, f64); 8] {
         let [
             useful,
@@ -90,7 +90,7 @@ impl TimeSpentStatus {
         self.parts().iter().map(|(_, seconds)| seconds).sum()
     }
 
-    /// With the time since then of a job in this phase, of which nobody tells any more.
+    /// Adds the unreported time since `updated_at`, which counts by the job's phase.
     #[must_use]
     pub fn until(&self, now: Timestamp, phase: Option<Phase>) -> Self {
         let mut until = self.clone();

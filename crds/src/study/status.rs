@@ -1,22 +1,22 @@
-//! What the operator reports about a study.
+//! The operator's report on a study.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// ViTScalingStudyStatus is what the operator tells about a study. What its runs measured is in the ConfigMap NAME-results.
+/// ViTScalingStudyStatus reports on a study; measurements are in ConfigMap NAME-results.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ViTScalingStudyStatus {
     /// phase is the state in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<StudyPhase>,
-    /// conditions are Running, Suspended, Complete and Failed; and Reconciled while the operator cannot do what is to be done.
+    /// conditions are Running, Suspended, Complete and Failed; Reconciled only after an error.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// observedGeneration is the generation of the spec that this status is about.
+    /// observedGeneration is the generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// startTime is when the first run was created.
@@ -28,15 +28,15 @@ pub struct ViTScalingStudyStatus {
     /// runs counts the runs that the study needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runs: Option<RunsStatus>,
-    /// current is the run that is under way.
+    /// current is the run in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub current: Option<CurrentRun>,
-    /// nodes are those on which runs are measured, for each way in which variants choose nodes. The first run of the most nodes
-    /// gets them from the planner; runs of fewer nodes take the first of them.
+    /// nodes are those on which runs are measured, for each way in which variants choose nodes. The
+    /// planner places the first run with the most nodes; smaller runs use the first of its nodes.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["key".into()]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<StudyNodes>,
-    /// points are what was measured, as medians over repetitions, in the order of the manifest.
+    /// points are the measurements, as medians over repetitions, in the order of the manifest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<PointStatus>,
 }
@@ -56,25 +56,25 @@ impl ViTScalingStudyStatus {
 /// phase is the state of the study in one word.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum StudyPhase {
-    /// No run trains: one waits for GPUs, or is about to start.
+    /// No run trains: one waits for GPUs or is about to start.
     Pending,
     /// A run trains.
     Running,
-    /// Suspended; no run is under way.
+    /// Suspended; no run is in progress.
     Suspended,
     /// Every run was measured.
     Succeeded,
-    /// The manifest cannot be run, or every run is over and some failed.
+    /// The manifest is invalid, or every run has ended and some failed.
     Failed,
 }
 
 impl StudyPhase {
-    /// Whether the study is over.
+    /// Whether the study has ended.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 
-    /// The word.
+    /// The phase as in the status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -86,25 +86,25 @@ impl StudyPhase {
     }
 }
 
-/// RunsStatus counts the runs of a study: each point's, as often as it is repeated; points that are the same share theirs.
+/// RunsStatus counts the runs of a study: the repetitions of all distinct points.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunsStatus {
     /// total is the number of runs: one for each repetition of each distinct point.
     pub total: i32,
-    /// measured is the number of those that were measured.
+    /// measured is the number of measured runs.
     pub measured: i32,
-    /// failed is the number of those that failed and are not tried again.
+    /// failed is the number of runs that failed and are not retried.
     pub failed: i32,
     /// summary is measured/total.
     pub summary: String,
 }
 
-/// CurrentRun is the run that is under way.
+/// CurrentRun is the run in progress.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CurrentRun {
-    /// run tells in few words what is measured: sweep, ranks and batch.
+    /// run describes the measured point in a few words: sweep, ranks and batch.
     pub run: String,
     /// repetition of it, from 1.
     pub repetition: i32,
@@ -116,17 +116,17 @@ pub struct CurrentRun {
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StudyNodes {
-    /// key tells one way to choose nodes from others.
+    /// key identifies a way to choose nodes.
     pub key: String,
-    /// nodes in the order of their node rank.
+    /// nodes in the order of node ranks.
     pub nodes: Vec<String>,
 }
 
-/// PointStatus is what a point has measured.
+/// PointStatus is the measurement of a point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PointStatus {
-    /// sweep that the point is of.
+    /// sweep of the point.
     pub sweep: String,
     /// ranks that it trains on.
     pub ranks: i32,
@@ -134,7 +134,7 @@ pub struct PointStatus {
     pub micro_batch_size: i32,
     /// gradientAccumulationSteps of a step.
     pub gradient_accumulation_steps: i32,
-    /// variant, where the sweep has some.
+    /// variant, if the sweep has variants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// measured is the number of repetitions that were measured.
@@ -145,10 +145,10 @@ pub struct PointStatus {
     /// stepMilliseconds is the time of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_milliseconds: Option<f64>,
-    /// syncShare is the share of a step spent waiting for synchronisation, 0 to 1.
+    /// syncShare is the share of a step spent waiting for synchronization, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
-    /// efficiency is images/s over those of the sweep's fewest ranks, per rank, 0 to 1; of modes Strong and Weak.
+    /// efficiency is images/s per rank over that of the fewest ranks, 0 to 1 (Strong and Weak).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<f64>,
     /// failure is why a repetition was not measured.

@@ -1,5 +1,4 @@
-//! The bounds of numbers that the schema sets. An API server refuses what breaks them at apply; outside a cluster this
-//! is what does.
+//! The schema's bounds of numbers, for use outside a cluster, where no API server checks them.
 
 use contract::ConfigError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -9,10 +8,10 @@ use serde_json::Value;
 
 use crate::spec::{ViTTrainingJobSpec, schema};
 
-/// Every number of the manifest that is out of its bounds, with the value as it was written.
+/// Every number of the manifest that is out of bounds, with its original value.
 pub(super) fn broken(spec: &ViTTrainingJobSpec) -> Vec<ConfigError> {
     let mut errors = Vec::new();
-    // Only a map whose keys are no text could fail to become JSON, and a spec has none.
+    // Only a map with keys that are not strings could fail here, and a spec has none.
     let value = serde_json::to_value(spec).unwrap_or_default();
     check(schema("spec"), &value, "", &mut errors);
     errors
@@ -63,17 +62,17 @@ mod tests {
     use crate::validate;
     use crate::validate::tests::MANIFEST;
 
-    /// Types of Kubernetes: the API server checks what is in them when it takes a pod.
+    /// Types of Kubernetes, which the API server checks when a pod is created.
     const FOREIGN: [&str; 3] = ["workers.resources", "workers.tolerations", "workers.env"];
 
-    /// A manifest in which every number may be given.
+    /// A manifest that may have every number.
     fn manifest() -> Value {
         let mut manifest: Value = serde_saphyr::from_str(MANIFEST).expect("parses");
         manifest["spec"]["training"]["precision"] = "fp16".into();
         manifest
     }
 
-    /// Paths of all whole numbers in a schema, with their least and greatest value.
+    /// Paths of all integers in a schema, with minimum and maximum.
     fn counts(schema: &JSONSchemaProps, path: &str, found: &mut Vec<(String, Option<f64>, Option<f64>)>) {
         if schema.type_.as_deref() == Some("integer") {
             found.push((path.into(), schema.minimum, schema.maximum));

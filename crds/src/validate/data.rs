@@ -5,28 +5,28 @@ use contract::{ConfigError, DataConfig, DataFormat};
 use super::{Mount, Origin, count, refuse, volume};
 use crate::spec;
 
-/// Where the files of a data set are in a pod.
+/// Location of a data set's files in a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DataFiles {
-    /// In a volume that is mounted, for the trainer read-only.
+    /// In a mounted volume, read-only for the trainer.
     Mounted {
         /// The volume.
         mount: Mount,
-        /// What is fetched into it before the ranks start.
+        /// Files to fetch into it before the ranks start.
         origin: Option<Origin>,
     },
-    /// Elsewhere: a folder of the pod keeps what was read last.
+    /// Elsewhere, with a cache of recently read parts in the pod.
     Cached {
-        /// Where they are.
+        /// Source of the files.
         origin: Origin,
-        /// What the folder may hold.
+        /// Limits of the cache.
         cache: spec::Cache,
-        /// The folder.
+        /// Folder of the cache.
         path: String,
     },
 }
 
-/// Where the files are; none if there are none, or if rules are broken.
+/// Location of the files; `None` without files or if rules are broken.
 pub(super) fn files(data: &spec::Data) -> Option<DataFiles> {
     let path = data.path.clone();
     match (data.volume.clone(), data.from.clone(), data.cache.clone()) {
@@ -39,7 +39,7 @@ pub(super) fn files(data: &spec::Data) -> Option<DataFiles> {
     }
 }
 
-/// Finds files that are at no place or at two.
+/// Refuses data without a source or with two.
 fn sources(data: &spec::Data, errors: &mut Vec<ConfigError>) {
     let (format, from) = (data.format, data.from.is_some());
     if !format.has_files() {
@@ -56,22 +56,22 @@ fn sources(data: &spec::Data, errors: &mut Vec<ConfigError>) {
     }
     match (&data.volume, &data.cache) {
         (None, None) => {
-            let expected = "must say where the files are, for every format but synthetic; with data.from, data.cache does";
+            let expected = "must be given for every format except synthetic, or data.cache with data.from";
             refuse(errors, "data.volume", "missing", expected);
         }
         (Some(_), Some(_)) => {
-            let expected = "is not for files that are in data.volume";
+            let expected = "must not be given with data.volume";
             refuse(errors, "data.cache", "given", expected);
         }
         (Some(files), None) => volume("data.volume", files, errors),
         (None, Some(cache)) => {
             if !from {
-                let expected = "needs data.from: it keeps what is streamed";
+                let expected = "needs data.from: it holds streamed files";
                 refuse(errors, "data.cache", "given", expected);
             }
             if !format.can_stream() {
                 let expected =
-                    "is for the formats webDataset and parquet: files of others are fetched into data.volume";
+                    "is for the formats webDataset and parquet: other formats are fetched into data.volume";
                 refuse(errors, "data.cache", "given", expected);
             }
             if cache.bytes() == 0 {
@@ -122,7 +122,7 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         path: format.has_files().then(|| data.path.clone().into()),
         from: data.from.as_ref().map(|origin| contract::Origin {
             locations: origin.locations.clone(),
-            // One that is refused above is not refused again.
+            // An invalid cache was refused above.
             cache_bytes: match files(data) {
                 Some(DataFiles::Cached { cache, .. }) if format.can_stream() => Some(cache.bytes()),
                 _ => None,

@@ -5,7 +5,7 @@ use contract::{ConfigError, RunConfig};
 use super::{count, refuse};
 use crate::spec;
 
-/// The numbers of nodes that a gang may have, the greatest first.
+/// The allowed numbers of nodes of a gang, largest first.
 pub(super) fn sizes(
     elastic: Option<&spec::Elastic>,
     config: &RunConfig,

@@ -1,6 +1,5 @@
-//! From the manifest as it was written to a job that can be run: defaults filled in, presets resolved, every rule
-//! checked. All of a user's errors are found here, and all at once, but for rules between fields whose own values
-//! are wrong.
+//! From a manifest to a job that can run: defaults filled in, presets resolved, every rule checked.
+//! All errors are reported at once, except for rules between fields whose own values are wrong.
 
 mod bounds;
 mod data;
@@ -26,43 +25,43 @@ use crate::spec::{self, Origin, ViTTrainingJob, Volume};
 use crate::status::AdmissionStatus;
 pub use data::DataFiles;
 
-/// A job that can be run. It can only be made by [`validate`].
+/// A job that can run. Only [`validate`] creates it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ValidatedJob {
-    /// What the trainer gets on `workers.nodes` nodes. Holds the job's name.
+    /// The trainer's configuration on `workers.nodes` nodes, with the job's name.
     pub run_config: RunConfig,
-    /// The numbers of nodes that the gang may have, the greatest first: one for a job that is not elastic.
+    /// The allowed numbers of nodes, largest first; a job that is not elastic has one.
     pub sizes: Vec<u32>,
-    /// What goes into every pod.
+    /// Settings of every pod.
     pub pod: PodSettings,
-    /// The command of another trainer, where it is not vit-trainer that trains.
+    /// The command of another trainer, if vit-trainer does not train.
     pub external: Option<Vec<String>>,
-    /// The queue of Kueue in which the job waits for quota.
+    /// The Kueue queue in which the job waits for quota.
     pub queue_name: Option<String>,
-    /// Whether the operator chooses what `run_config.parallelism` divides.
+    /// Whether the operator chooses the sharding in `run_config.parallelism`.
     pub strategy: spec::Strategy,
-    /// Which GPUs will do.
+    /// Which GPUs are suitable.
     pub placement: PlacementRules,
-    /// Restarts without a new checkpoint in between.
+    /// Maximum number of restarts without a new checkpoint.
     pub max_restarts: u32,
-    /// How long a gang may take to start.
+    /// Time limit of a gang's start.
     pub start_timeout: Duration,
     /// How long a node may be not ready before its pods count as lost.
     pub node_lost_after: Duration,
-    /// Whether gangs do without nodes on which attempts failed, where they can.
+    /// Whether gangs avoid nodes on which attempts failed, if possible.
     pub exclude_failed_nodes: bool,
-    /// Whether gangs do without nodes on which ranks were slow, where they can.
+    /// Whether gangs avoid nodes on which ranks were slow, if possible.
     pub exclude_stragglers: bool,
-    /// How long the job may take since it first had GPUs.
+    /// Time limit of the job since it first had GPUs.
     pub active_deadline: Option<Duration>,
-    /// Whether the job is to hold no GPUs.
+    /// Whether the job is suspended.
     pub suspend: bool,
-    /// Seconds a finished job is kept; `None` is for ever.
+    /// Seconds a finished job is kept; `None` is forever.
     pub ttl_seconds_after_finished: Option<u32>,
 }
 
-/// What goes into every pod of a job.
+/// Settings of every pod of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodSettings {
     /// Container image of the trainer.
@@ -71,13 +70,13 @@ pub struct PodSettings {
     pub image_pull_policy: spec::ImagePullPolicy,
     /// Secrets with credentials for its registry.
     pub image_pull_secrets: Vec<spec::ImagePullSecret>,
-    /// Name of the extended resource by which nodes count GPUs.
+    /// The extended resource for GPUs.
     pub gpu_resource: String,
     /// Further requests and limits.
     pub resources: ResourceRequirements,
     /// Labels that nodes must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that do not matter.
+    /// Tolerated taints.
     pub tolerations: Vec<Toleration>,
     /// Further environment variables.
     pub env: Vec<EnvVar>,
@@ -93,13 +92,13 @@ pub struct PodSettings {
     pub annotations: BTreeMap<String, String>,
     /// Priority class.
     pub priority_class_name: Option<String>,
-    /// Scheduler, where it is not the cluster's default.
+    /// Scheduler, if not the cluster's default.
     pub scheduler_name: Option<String>,
-    /// Service account, where it is not the namespace's default.
+    /// Service account, if not the namespace's default.
     pub service_account_name: Option<String>,
-    /// Runtime class, where it is not the nodes' default.
+    /// Runtime class, if not the nodes' default.
     pub runtime_class_name: Option<String>,
-    /// Whether pods are on the network of their nodes.
+    /// Whether pods use their nodes' network.
     pub host_network: bool,
     /// User id of the trainer.
     pub run_as_user: Option<i64>,
@@ -109,13 +108,13 @@ pub struct PodSettings {
     pub supplemental_groups: Vec<i64>,
     /// Capabilities of the trainer.
     pub capabilities: Vec<String>,
-    /// Where the files of the data set are.
+    /// Location of the data set's files.
     pub data: Option<DataFiles>,
-    /// Where pretrained weights are mounted, read-only.
+    /// Read-only mount of pretrained weights.
     pub pretrained: Option<Mount>,
-    /// Where checkpoints are kept in the pods.
+    /// Folder of checkpoints in the pods.
     pub checkpoint_path: String,
-    /// What holds them; `None` where they go with the pod.
+    /// Volume of the checkpoints; `None` if they are lost with the pod.
     pub checkpoint_volume: Option<Volume>,
 }
 
@@ -128,37 +127,38 @@ pub struct Mount {
     pub path: String,
 }
 
-/// Which GPUs will do, and how near to one another.
+/// Which GPUs are suitable, and how close to each other.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PlacementRules {
-    /// Whether GPUs must be alike.
+    /// Whether GPUs must be identical.
     pub homogeneity: spec::Homogeneity,
     /// Further node labels that distinguish GPUs.
     pub group_by: Vec<String>,
     /// Whether shares of GPUs count as GPUs.
     pub allow_shared: bool,
-    /// Node label of which all nodes must have the same value.
+    /// Node label whose value all nodes must share.
     pub required_topology: Option<String>,
-    /// Node labels from the widest part of the cluster to the closest, over few values of which the gang is spread.
+    /// Node labels from the widest part of the cluster to the narrowest; the gang is spread over
+    /// few values.
     pub preferred_topology: Vec<String>,
-    /// Products that will do; any if empty.
+    /// Suitable products; any if empty.
     pub products: BTreeSet<String>,
-    /// Least memory of a GPU in MiB.
+    /// Minimum memory of a GPU in MiB.
     pub min_memory_mebibytes: Option<i64>,
-    /// The only nodes that are used; any if empty.
+    /// The only nodes to use; any if empty.
     pub nodes: BTreeSet<String>,
-    /// Nodes that are not used.
+    /// Nodes to avoid.
     pub exclude_nodes: BTreeSet<String>,
 }
 
-/// Why a manifest cannot be run: every broken rule.
+/// Why a manifest cannot run: every broken rule.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}", .0.iter().map(|error| format!("spec.{error}")).collect::<Vec<_>>().join("; "))]
 pub struct InvalidJob(pub Vec<ConfigError>);
 
 impl ValidatedJob {
-    /// What the trainer gets on that many nodes. The global batch stays the same where the gang may have that size; a
-    /// gang of another one, to which the job was just changed, is about to be replaced.
+    /// The trainer's configuration on `nodes` nodes, with the same global batch if the gang may
+    /// have that size. A gang of another size, before a change of the job, is about to be replaced.
     pub fn run_config_on(&self, nodes: u32) -> RunConfig {
         let same_batch = self
             .sizes
@@ -170,12 +170,12 @@ impl ValidatedJob {
         })
     }
 
-    /// The job within what Kueue has granted it: on nodes of the flavors, and with no more of them than there is quota for.
+    /// Limits the job to the quota granted by Kueue: its flavors and number of nodes.
     #[must_use]
     pub fn within(mut self, granted: Option<&AdmissionStatus>) -> Self {
         if let Some(granted) = granted {
             let most = count(granted.nodes);
-            // Kueue grants no less than the least.
+            // Kueue grants at least the smallest size.
             let least = self.sizes.last().copied();
             self.sizes.retain(|nodes| *nodes <= most || Some(*nodes) == least);
             self.pod.node_selector.extend(granted.node_selector.clone());
@@ -186,8 +186,8 @@ impl ValidatedJob {
         self
     }
 
-    /// Requests and limits of the agent that stands beside another trainer in each pod; `None` where there is none. They are alike,
-    /// so that the pod stays Guaranteed where the trainer's are.
+    /// Requests and limits of the agent's sidecar for another trainer; `None` for vit-trainer. They
+    /// are equal, so that the pod stays Guaranteed if the trainer's are.
     pub fn agent_resources(&self) -> Option<ResourceRequirements> {
         self.external.as_ref().map(|_| {
             let amounts = || {
@@ -208,7 +208,7 @@ impl ValidatedJob {
     }
 }
 
-/// More than enough to read a log and answer some requests a second.
+/// More than enough to read a log and answer a few requests per second.
 const AGENT_RESOURCES: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "128Mi")];
 
 const JOB_NAME: &str =
@@ -233,11 +233,12 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         name: job.name_any(),
         uid: job.uid(),
     };
-    // Outside a cluster no API server has seen to it, and the name is that of a folder.
+    // Outside a cluster no API server has checked the name, which becomes a folder.
     if !is_job_name(&name.name) {
         refuse(&mut errors, "metadata.name", name.name.clone(), JOB_NAME);
     }
     let run_config = RunConfig {
+        version: contract::Release::current(),
         model,
         data: data::data(&spec.data, &mut errors),
         training: training::training(&spec.training, &mut errors),
@@ -274,7 +275,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         }),
         job: name,
     };
-    // Where a number stands in for one that cannot be, what it breaks together with others is no news.
+    // With a placeholder for an invalid number, rules across fields are meaningless.
     let mut sizes = vec![];
     if numbers_are_sound {
         errors.extend(run_config.errors());
@@ -282,7 +283,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     }
     let (epochs, most) = (run_config.training.epochs, Measurement::MOST_EPOCHS);
     if spec.measure.is_some() && epochs as usize > most {
-        let expected = format!("must be at most {most} with measure: a pod's last message holds no more");
+        let expected = format!("must be at most {most} with measure: a termination message holds no more");
         refuse(&mut errors, "training.epochs", epochs.to_string(), expected);
     }
     strategy(&spec.parallelism, &mut errors);
@@ -328,7 +329,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     })
 }
 
-/// Ranks that share no storage leave it to the first to write.
+/// Without shared storage only the first rank writes.
 fn writers(checkpoint: &spec::Checkpoint, errors: &mut Vec<ConfigError>) -> CheckpointWriters {
     match checkpoint.writers {
         given if checkpoint.volume.is_some() => given,
@@ -341,7 +342,7 @@ fn writers(checkpoint: &spec::Checkpoint, errors: &mut Vec<ConfigError>) -> Chec
     }
 }
 
-/// What the operator chooses is not given, too.
+/// With strategy Auto, the manifest must not set the fields that the operator chooses.
 fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
     let chosen = spec::Parallelism {
         strategy: spec::Strategy::Auto,
@@ -356,12 +357,12 @@ fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
             errors,
             "parallelism.strategy",
             "Auto",
-            "must be Manual with zeroStage, reshardAfterForward, shardWithinNode, sequence or tensor: Auto chooses them, leave them out",
+            "must be Manual with zeroStage, reshardAfterForward, shardWithinNode, sequence or tensor: Auto chooses them; leave them out",
         );
     }
 }
 
-/// What another trainer needs and cannot do.
+/// Rules for another trainer.
 fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let Some(external) = &spec.external else { return };
     if external.command.first().is_none_or(String::is_empty) {
@@ -389,8 +390,8 @@ fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     }
 }
 
-/// Counts are signed in the schema, as Kubernetes wants it. A negative one has been refused by its bound; 0 stands in
-/// for it.
+/// Counts are signed in the schema, as Kubernetes requires. Bounds refuse negative ones, which
+/// become 0 here.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
@@ -413,17 +414,17 @@ fn refuse(
     });
 }
 
-/// Finds two volumes in one place.
+/// Refuses two volumes with the same mount path.
 fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let is = |path: &str, other: &str| Path::new(path) == Path::new(other);
     let (data, checkpoints) = (&spec.data.path, &spec.checkpoint.path);
     if spec.data.format.has_files() && is(data, checkpoints) {
-        let expected = "must be another folder: data.path is there";
+        let expected = "must be a different folder from data.path";
         refuse(errors, "checkpoint.path", checkpoints, expected);
     }
     for (field, path) in [("data.path", data), ("checkpoint.path", checkpoints)] {
         if spec.model.pretrained.is_some() && is(path, model::PRETRAINED_FOLDER) {
-            let expected = "must be another folder: pretrained weights are mounted there";
+            let expected = "must be a different folder: pretrained weights are mounted there";
             refuse(errors, field, path, expected);
         }
     }
@@ -617,8 +618,8 @@ spec:
                 job.spec.model.heads = Some(3);
                 job.spec.model.image_size = Some(32);
             }),
-            "spec.model.patchSize is missing: must be given, or model.name a preset that has one; \
-             spec.model.hiddenSize is missing: must be given, or model.name a preset that has one"
+            "spec.model.patchSize is missing: must be given, unless model.name is a preset; \
+             spec.model.hiddenSize is missing: must be given, unless model.name is a preset"
         );
     }
 
@@ -634,7 +635,7 @@ spec:
     fn what_the_schema_refuses_is_refused_without_it() {
         assert_eq!(
             errors(|job| job.spec.checkpoint.path.clone_from(&job.spec.data.path)),
-            "spec.checkpoint.path is /data: must be another folder: data.path is there"
+            "spec.checkpoint.path is /data: must be a different folder from data.path"
         );
         assert_eq!(
             errors(|job| job.spec.data.synthetic_images = Some(64)),
@@ -663,21 +664,21 @@ spec:
                 job.spec.data.from = origin();
                 job.spec.data.volume = None;
             }),
-            "spec.data.volume is missing: must say where the files are, for every format but synthetic; with data.from, data.cache does"
+            "spec.data.volume is missing: must be given for every format except synthetic, or data.cache with data.from"
         );
         assert_eq!(
             errors(|job| {
                 job.spec.data.from = origin();
                 job.spec.data.cache = cache("1Gi");
             }),
-            "spec.data.cache is given: is not for files that are in data.volume"
+            "spec.data.cache is given: must not be given with data.volume"
         );
         assert_eq!(
             errors(|job| {
                 job.spec.data.volume = None;
                 job.spec.data.cache = cache("1Gi");
             }),
-            "spec.data.cache is given: needs data.from: it keeps what is streamed; spec.data.cache is given: is for the formats webDataset and parquet: files of others are fetched into data.volume"
+            "spec.data.cache is given: needs data.from: it holds streamed files; spec.data.cache is given: is for the formats webDataset and parquet: other formats are fetched into data.volume"
         );
         let streamed = validate(&job(|job| {
             job.spec.data.format = spec::DataFormat::Parquet;
@@ -698,7 +699,7 @@ spec:
                     command: vec!["torchrun".into()],
                 });
             }),
-            "spec.data.from is given: is not for external: vit-trainer fetches, which the image of another trainer does not hold"
+            "spec.data.from is given: cannot be used with external: fetching needs vit-trainer in the image"
         );
     }
 
@@ -745,7 +746,7 @@ spec:
         assert_eq!(
             refused,
             "spec.training.optimizer.epsilon is given: is a parameter of adamw and lamb only; \
-             spec.training.schedule.decayEpochs is missing: the schedule step needs the number of epochs between two falls"
+             spec.training.schedule.decayEpochs is missing: the schedule step needs the number of epochs between two decays"
         );
     }
 
@@ -809,7 +810,7 @@ spec:
             "spec.data.augmentation.randAugment is v0: must be rand, then any of -mN",
             "spec.data.trainShards is *.tar: is only for format webDataset",
             "spec.data.labelColumn is fine_label: is only for format parquet",
-            "spec.training.classWeights is empty: either balanced must be true or values given, not both",
+            "spec.training.classWeights is empty: set balanced to true or give values, but not both",
             "spec.data.classOrder is natural: is only for format imageFolder",
         ] {
             assert!(message.contains(part), "{part} is not in: {message}");

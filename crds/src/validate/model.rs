@@ -7,7 +7,7 @@ use contract::{ConfigError, ModelConfig, ModelPreset, preset};
 use super::{count, refuse, volume};
 use crate::spec;
 
-/// Where pods mount the volume of pretrained weights.
+/// Mount path of the volume of pretrained weights.
 pub(super) const PRETRAINED_FOLDER: &str = "/pretrained";
 
 pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> ModelConfig {
@@ -20,7 +20,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
     let mut size = |field: &'static str, given: Option<i32>, of_preset: fn(ModelPreset) -> u32| {
         let size = given.map(count).or_else(|| preset.map(of_preset));
         if size.is_none() && model.name.is_none() {
-            let expected = "must be given, or model.name a preset that has one";
+            let expected = "must be given, unless model.name is a preset";
             refuse(errors, field, "missing", expected);
         }
         size.unwrap_or(0)
@@ -30,7 +30,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
     let hidden_size = size("model.hiddenSize", model.hidden_size, |preset| preset.hidden_size);
     let depth = size("model.depth", model.depth, |preset| preset.depth);
     let heads = size("model.heads", model.heads, |preset| preset.heads);
-    // A preset's MLP belongs to its own width: with another width the usual four times that is meant.
+    // A preset's MLP size belongs to its width; another width gets the usual factor of 4.
     let mlp_size = match (model.mlp_size, preset) {
         (Some(mlp_size), _) => count(mlp_size),
         (None, Some(preset)) if preset.hidden_size == hidden_size => preset.mlp_size,
@@ -69,7 +69,7 @@ fn pretrained(pretrained: &spec::Pretrained, errors: &mut Vec<ConfigError>) -> P
     let path = Path::new(&pretrained.path);
     let mut parts = path.components();
     if parts.any(|part| !matches!(part, Component::Normal(_))) || pretrained.path.is_empty() {
-        let expected = "must be the path of a file in the volume, without . and ..";
+        let expected = "must be the path of a file in the volume, without . or ..";
         refuse(errors, "model.pretrained.path", &pretrained.path, expected);
     }
     Path::new(PRETRAINED_FOLDER).join(path)

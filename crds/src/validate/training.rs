@@ -5,7 +5,7 @@ use contract::{ClassWeights, ConfigError, Course, LossScaleConfig, TrainingConfi
 use super::{count, refuse};
 use crate::spec;
 
-/// Decay of the first and of the second moment where the manifest gives none, as in PyTorch.
+/// Default decay of the first and second moment, as in PyTorch.
 const BETAS: [f64; 2] = [0.9, 0.999];
 /// PyTorch's epsilon for AdamW.
 const ADAMW_EPSILON: f64 = 1e-8;
@@ -13,7 +13,7 @@ const ADAMW_EPSILON: f64 = 1e-8;
 const LAMB_EPSILON: f64 = 1e-6;
 /// timm's momentum.
 const MOMENTUM: f64 = 0.9;
-/// Factor of the schedule step, as in timm and PyTorch.
+/// Default factor of the schedule step, as in timm and PyTorch.
 const DECAY_RATE: f64 = 0.1;
 
 pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>) -> TrainingConfig {
@@ -57,7 +57,7 @@ fn class_weights(weights: &spec::ClassWeights, errors: &mut Vec<ConfigError>) ->
         (false, Some(values)) => Some(ClassWeights::Values(values.clone())),
         (balanced, _) => {
             let given = if balanced { "balanced with values" } else { "empty" };
-            let expected = "either balanced must be true or values given, not both";
+            let expected = "set balanced to true or give values, but not both";
             refuse(errors, "training.classWeights", given, expected);
             None
         }
@@ -92,7 +92,7 @@ fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> cont
     let betas = betas.as_ref().map_or(BETAS, |betas| {
         <[f64; 2]>::try_from(betas.as_slice()).unwrap_or_else(|_| {
             let value = format!("a list of {}", betas.len());
-            let expected = "must be two numbers, the decay of the first and of the second moment";
+            let expected = "must be two numbers, the decay of the first and second moment";
             refuse(errors, "training.optimizer.betas", value, expected);
             BETAS
         })
@@ -122,7 +122,7 @@ fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> cont
 fn schedule(schedule: &spec::Schedule, errors: &mut Vec<ConfigError>) -> contract::Schedule {
     let course = match (schedule.name, schedule.decay_epochs) {
         (spec::ScheduleName::Step, None) => {
-            let expected = "the schedule step needs the number of epochs between two falls";
+            let expected = "the schedule step needs the number of epochs between two decays";
             refuse(errors, "training.schedule.decayEpochs", "missing", expected);
             Course::Constant
         }

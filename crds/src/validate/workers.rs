@@ -1,4 +1,4 @@
-//! `spec.workers`: what a manifest adds to pods, which must leave the operator's own alone.
+//! `spec.workers`: a manifest's additions to pods, which must not use the operator's names.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -113,7 +113,7 @@ fn volumes(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     }
 }
 
-/// Kubernetes' volume has a field a source, of which the schema knows some.
+/// Kubernetes' volume has one field per source; the schema allows some of them.
 fn has_one_source(volume: &Volume) -> bool {
     let fields = serde_json::to_value(volume).unwrap_or_default();
     let fields = fields.as_object().into_iter().flatten();
@@ -132,7 +132,7 @@ mod tests {
     use crate::validate::tests::MANIFEST;
     use crate::validate::validate;
 
-    /// The errors of a job whose `spec.workers` has this as well.
+    /// The errors of a job with these additions to `spec.workers`.
     fn errors(more: Value) -> Vec<String> {
         let mut manifest: Value = serde_saphyr::from_str(MANIFEST).expect("parses");
         for (field, value) in more.as_object().expect("fields") {
@@ -185,7 +185,7 @@ mod tests {
         }));
         let source =
             "give each volume exactly one source, such as configMap, secret, persistentVolumeClaim or csi";
-        let other_folder = "a mountPath of workers.volumeMounts must be another folder than data.path and checkpoint.path, \
+        let other_folder = "a mountPath of workers.volumeMounts must differ from data.path and checkpoint.path, \
                             where the job's own volumes are";
         assert_eq!(
             refused,

@@ -1,4 +1,4 @@
-//! What fails, and whether the operator is well.
+//! Failures, and health of the operator.
 
 use contract::FailureClass;
 use contract::operator_metrics as operator;
@@ -7,7 +7,7 @@ use crate::layout::Layout;
 use crate::panel::{Builder, Unit, stat, time_series};
 use crate::query::{Expr, Series, quantile};
 
-/// The colours of the classes of failures after which a gang is restarted.
+/// The colors of the failure classes that are retried.
 const CLASS_COLORS: [(FailureClass, &str); 8] = [
     (FailureClass::Crashed, "red"),
     (FailureClass::DeviceFault, "dark-red"),
@@ -29,7 +29,7 @@ fn failures(layout: Layout) -> Layout {
         [
             time_series(
                 12,
-                "Restarts within an hour, by class of failure",
+                "Restarts in the last hour, by failure class",
                 Unit::Count,
                 "More than five of one class: see ViTRestartLoop in docs/operations.md, which also \
                  explains the classes.",
@@ -46,15 +46,15 @@ fn failures(layout: Layout) -> Layout {
                 12,
                 "Slow ranks, by node",
                 Unit::Count,
-                "Ranks that stay slower than the others of their job. A node that shows up with \
-                 several jobs is ill.",
+                "Ranks that stay slower than the others of their job. A node that appears with \
+                 several jobs is faulty.",
             )
             .query(
                 Expr::from(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)).count_by(&[operator::LABEL_NODE]),
                 "{{node}}",
             )
             .steps()
-            .or_else("no rank stays slower"),
+            .or_else("no straggler"),
         ],
     )
 }
@@ -70,7 +70,7 @@ fn own_health(layout: Layout) -> Layout {
         }
     };
     layout
-        .heading("Is the operator well?")
+        .heading("Is the operator healthy?")
         .line(
             8,
             [
@@ -78,7 +78,7 @@ fn own_health(layout: Layout) -> Layout {
                     3,
                     "Leaders",
                     Unit::Count,
-                    "Replicas that lead: one. With none, no job starts or restarts. See \
+                    "Leading replicas: one. With none, no job starts or restarts. See \
                      ViTOperatorDoesNotLead in docs/operations.md.",
                 )
                 .query(Expr::from(Series::of(operator::LEADER)).sum(), "leaders")
@@ -89,9 +89,9 @@ fn own_health(layout: Layout) -> Layout {
                     7,
                     "Time of a reconcile",
                     Unit::Seconds,
-                    "Calls to the API server included. See ViTOperatorIsSlow in docs/operations.md.",
+                    "Including calls to the API server. See ViTOperatorIsSlow in docs/operations.md.",
                 )),
-                time_series(6, "Reconciles", Unit::PerSecond, "Rounds over jobs, well or not.")
+                time_series(6, "Reconciles", Unit::PerSecond, "All reconciles of jobs.")
                     .query(Series::of(operator::RECONCILES_TOTAL).rate().sum(), "reconciles")
                     .color("reconciles", "blue"),
                 time_series(
@@ -117,7 +117,7 @@ fn own_health(layout: Layout) -> Layout {
                     3,
                     "Unreadable objects",
                     Unit::Count,
-                    "Nodes, pods and PriorityClasses that this version cannot read. See \
+                    "Nodes, pods and PriorityClasses that this version cannot decode. See \
                      ViTObjectsUnreadable in docs/operations.md.",
                 )
                 .query(
@@ -129,20 +129,20 @@ fn own_health(layout: Layout) -> Layout {
                     7,
                     "Time of a placement",
                     Unit::Seconds,
-                    "Until it is decided whether and where a gang fits, the wait for other \
-                     decisions included.",
+                    "Until a gang is placed or found not to fit, including the wait for other \
+                     placements.",
                 )),
                 latency(operator::API_REQUEST_SECONDS)(time_series(
                     6,
                     "Time of a call to the API server",
                     Unit::Seconds,
-                    "Until it answers; of a watch, until it begins.",
+                    "Until the response; for a watch, until it starts.",
                 )),
                 time_series(
                     8,
                     "Calls to the API server",
                     Unit::PerSecond,
-                    "By method and code of the answer; none where there was no answer.",
+                    "By method and status code, which is empty without a response.",
                 )
                 .query(
                     Series::of(operator::API_REQUESTS_TOTAL)

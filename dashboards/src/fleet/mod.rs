@@ -14,7 +14,7 @@ use crate::panel::{Builder, Unit, bar_gauge, stat, table, time_series};
 use crate::query::{Expr, Series, quantile};
 use crate::schema::{Dashboard, data_source};
 
-/// The colours of phases, in the order of [`Phase::ALL`].
+/// The colors of phases, in the order of [`Phase::ALL`].
 const PHASE_COLORS: [&str; 8] = [
     "yellow",
     "light-blue",
@@ -25,7 +25,7 @@ const PHASE_COLORS: [&str; 8] = [
     "blue",
     "red",
 ];
-/// The states of GPUs and their colours.
+/// The states of GPUs and their colors.
 const STATE_COLORS: [(&str, &str); 4] = [
     (operator::GPU_STATES[0], "green"),
     (operator::GPU_STATES[1], "blue"),
@@ -42,8 +42,8 @@ pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
         uid: "vit-fleet",
         title: "ViT fleet",
-        description: "All ViTTrainingJobs, the GPUs they share, and the operator. What the metrics \
-            mean: docs/dashboards.md and docs/operations.md of vit-operator.",
+        description: "All ViTTrainingJobs, the GPUs they share, and the operator. The metrics are explained \
+            in docs/dashboards.md and docs/operations.md of vit-operator.",
         refresh: "1m",
         time: json!({"from": "now-6h", "to": "now"}),
         templating: json!({"list": [data_source()]}),
@@ -67,7 +67,7 @@ fn overview(layout: Layout) -> Layout {
             .base_color(color)
     };
     layout
-        .heading("What is going on?")
+        .heading("What is the state of the jobs?")
         .line(
             5,
             [
@@ -86,17 +86,12 @@ fn overview(layout: Layout) -> Layout {
                     4,
                     "Failed",
                     Phase::Failed,
-                    "Jobs that failed and are not tried again.",
+                    "Jobs that failed and are not retried.",
                     "text",
                 )
                 .threshold(1.0, "red"),
-                stat(
-                    4,
-                    "GPUs free",
-                    Unit::Count,
-                    "GPUs that nobody holds, on nodes that are ready.",
-                )
-                .query(Expr::from(gpus_in(&[FREE])).sum(), "free"),
+                stat(4, "GPUs free", Unit::Count, "Unused GPUs on ready nodes.")
+                    .query(Expr::from(gpus_in(&[FREE])).sum(), "free"),
                 stat(
                     4,
                     "GPUs in use",
@@ -127,8 +122,8 @@ fn jobs() -> Builder {
         15,
         "Jobs",
         Unit::Count,
-        "Every job that there is. Speed and Sync, the share of step time that waits for \
-         synchronisation, are of the last minutes; a click on a row leads to the job.",
+        "All jobs. Speed and Sync, the share of step time spent waiting for \
+         synchronization, cover the last minutes. Click a row to open the job.",
     )
     .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "")
     .query(Series::of(of::IMAGES_TOTAL).rate().sum_by(&JOB), "")
@@ -167,9 +162,9 @@ fn alerts() -> Builder {
         .with("alertstate", "firing");
     table(
         9,
-        "Alerts that fire",
+        "Firing alerts",
         Unit::Count,
-        "Of the chart's rules, where Prometheus has them. docs/operations.md says of each what to do.",
+        "Alerts of the chart's rules, if Prometheus has them. docs/operations.md has the remedies.",
     )
     .query(Expr::from(firing).sum_by(&labels), "")
     .columns(
@@ -195,9 +190,9 @@ fn gpus(layout: Layout) -> Layout {
         [
             time_series(
                 10,
-                "GPUs, by what becomes of them",
+                "GPUs, by state",
                 Unit::Count,
-                "gangs: held by jobs, or promised to them. others: held by other pods. unavailable: \
+                "gangs: used by jobs or promised to them; others: used by other pods; unavailable: \
                  unhealthy, or on a node that is cordoned or not ready.",
             )
             .query(
@@ -211,7 +206,7 @@ fn gpus(layout: Layout) -> Layout {
                 7,
                 "GPUs free, by product",
                 Unit::Count,
-                "A gang takes like GPUs alone, unless its job allows a mix.",
+                "A gang uses identical GPUs, unless its job allows a mix.",
             )
             .query(Expr::from(gpus_in(&[FREE])).sum_by(&product), "{{product}}")
             .steps(),
@@ -234,15 +229,18 @@ fn waiting(layout: Layout) -> Layout {
         (reasons::NO_PRIORITY_CLASS, "red"),
         (operator::REASON_UNDECIDED, "text"),
     ];
+    let longest = Expr::from(Series::of(operator::JOB_WAITING_SECONDS))
+        .max_by(&JOB)
+        .largest(10);
     let until_running = |share| quantile(share, operator::TIME_TO_RUNNING_SECONDS, "1h");
     layout.heading("Who waits, and why?").line(
         8,
         [
             time_series(
-                8,
+                6,
                 "Jobs, by phase",
                 Unit::Count,
-                "What the phases mean: docs/reference/vittrainingjob.md.",
+                "docs/reference/vittrainingjob.md explains the phases.",
             )
             .query(
                 Expr::from(Series::of(operator::JOBS)).sum_by(&[operator::LABEL_PHASE]),
@@ -252,10 +250,10 @@ fn waiting(layout: Layout) -> Layout {
             .steps()
             .colors(Phase::ALL.map(Phase::as_str).into_iter().zip(PHASE_COLORS)),
             time_series(
-                8,
+                6,
                 "Waiting jobs, by reason",
                 Unit::Count,
-                "The reason of the condition Placed; its message says more, with counts. See \"Why \
+                "The reason of the condition Placed; its message has details and counts. See \"Why \
                  a job waits\" in docs/operations.md.",
             )
             .query(
@@ -266,15 +264,24 @@ fn waiting(layout: Layout) -> Layout {
             .steps()
             .colors(reason_colors),
             time_series(
-                8,
+                6,
                 "Time to running",
                 Unit::Seconds,
-                "From a job's creation until every pod of its first gang is ready, of the jobs of \
-                 the last hour: waiting for GPUs, pulling images and starting included.",
+                "From a job's creation until every pod of its first gang is ready, for the jobs of \
+                 the last hour, including waiting for GPUs, pulling images and starting.",
             )
-            .query(until_running(0.5), "half of the jobs")
-            .query(until_running(0.9), "9 of 10 jobs")
-            .colors([("half of the jobs", "green"), ("9 of 10 jobs", "orange")]),
+            .query(until_running(0.5), "median")
+            .query(until_running(0.9), "p90")
+            .colors([("median", "green"), ("p90", "orange")]),
+            time_series(
+                6,
+                "Longest waits",
+                Unit::Seconds,
+                "The ten longest waits since a job was created or lost its GPUs. Above a day, see \
+                 ViTJobsWaitLong in docs/operations.md.",
+            )
+            .query(longest, "{{namespace}}/{{job_name}}")
+            .or_else("no job waits"),
         ],
     )
 }

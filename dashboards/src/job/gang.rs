@@ -1,9 +1,9 @@
-//! What synchronisation costs, who is slow, and what a failure would cost.
+//! Cost of synchronization, slow ranks, and cost of a failure.
 
 use contract::metrics as of;
 use contract::operator_metrics as operator;
 
-use super::{job, newest, ranks, step_seconds};
+use super::{WORST, job, newest, ranks, step_seconds};
 use crate::layout::Layout;
 use crate::panel::{Unit, time_series};
 use crate::query::{Expr, Series};
@@ -11,7 +11,7 @@ use crate::query::{Expr, Series};
 const TOTAL: &str = of::SYNC_KINDS[0];
 const EXPOSED: &str = of::SYNC_KINDS[1];
 const STRAGGLER: &str = of::SYNC_KINDS[2];
-/// What a rank computes by itself: data, forward and backward pass.
+/// A rank's compute phases: data, forward and backward pass.
 const COMPUTE: [&str; 3] = [of::STEP_PHASES[0], of::STEP_PHASES[1], of::STEP_PHASES[2]];
 
 const RANK: [&str; 3] = [of::LABEL_NAMESPACE, of::LABEL_JOB_NAME, of::LABEL_RANK];
@@ -27,7 +27,7 @@ fn sync_seconds(kind: &str) -> Series {
 /// By rank, with its node.
 fn with_node(expression: Expr) -> Expr {
     let node = Expr::from(ranks(Series::of(of::RANK_INFO))).first_by(&RANK);
-    expression.labelled(&RANK, of::LABEL_NODE, node)
+    expression.grouped().labeled(&RANK, of::LABEL_NODE, node)
 }
 
 const RANK_ON_NODE: &str = "rank {{rank}} on {{node}}";
@@ -50,15 +50,15 @@ fn sync(layout: Layout) -> Layout {
         .over(total)
         .grouped()
         .complement();
-    layout.heading("What does synchronisation cost?").line(
+    layout.heading("What does synchronization cost?").line(
         8,
         [
             time_series(
                 9,
                 "Share of step time spent waiting",
                 Unit::Share,
-                "exposed: waiting for communication that computation does not hide. \
-                 straggler: waiting for slower ranks. Above the line together for half an hour: see \
+                "exposed: waiting for communication that computation does not hide; \
+                 straggler: waiting for slower ranks. If both are above the line for half an hour, see \
                  ViTSyncShareHigh in docs/operations.md.",
             )
             .query(share(EXPOSED), EXPOSED)
@@ -69,10 +69,10 @@ fn sync(layout: Layout) -> Layout {
             .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
             time_series(
                 5,
-                "The same, by operation",
+                "Share of step time, by operation",
                 Unit::Share,
-                "all_reduce: gradients at parallelism.zeroStage 0, and between nodes with shardWithinNode; and activations. reduce_scatter: gradients at the \
-                 other stages. all_gather: weights at those. all_to_all: activations, with parallelism.sequence.",
+                "all_reduce: activations, and gradients at parallelism.zeroStage 0 or between nodes with shardWithinNode; reduce_scatter: gradients at the \
+                 other stages; all_gather: weights at those; all_to_all: activations with parallelism.sequence.",
             )
             .query(by_operation, "{{operation}}")
             .stacked(),
@@ -80,8 +80,8 @@ fn sync(layout: Layout) -> Layout {
                 5,
                 "Communication hidden",
                 Unit::Share,
-                "Share of communication that no step waited for, because computation went on beside it. More \
-                 images a rank hide more of it.",
+                "Share of communication that overlapped with computation, so that no step waited for it. More \
+                 images per rank hide more of it.",
             )
             .query(hidden, "hidden")
             .up_to_one()
@@ -90,7 +90,7 @@ fn sync(layout: Layout) -> Layout {
                 5,
                 "Bytes reduced, gathered and exchanged",
                 Unit::BytesPerSecond,
-                "Gradients, weights and activations, by all ranks that are chosen. parallelism.compressGradients: \
+                "Gradients, weights and activations of all chosen ranks. parallelism.compressGradients: \
                  bf16 halves the gradients.",
             )
             .query(bytes, "{{operation}}"),
@@ -127,28 +127,28 @@ fn slowness(layout: Layout) -> Layout {
                     8,
                     "Compute time of a step, by rank",
                     Unit::Seconds,
-                    "Data, forward and backward pass, and no waiting. The rank that stays above the \
-                 others is the one that they wait for.",
+                    "Data, forward and backward pass, without waiting. The others wait for the rank that \
+                 stays above them.",
                 )
-                .query(with_node(compute), RANK_ON_NODE),
+                .query(with_node(compute.largest(WORST)), RANK_ON_NODE),
                 time_series(
                     8,
                     "Waiting for slower ranks, by rank",
                     Unit::Share,
-                    "Share of step time that a rank waits for others: the one that waits least is the \
-                 slow one.",
+                    "Share of step time that a rank waits for others. The slow rank waits \
+                 least.",
                 )
-                .query(with_node(waits), RANK_ON_NODE),
+                .query(with_node(waits.smallest(WORST)), RANK_ON_NODE),
                 time_series(
                     8,
                     "Stragglers",
                     Unit::Times,
-                    "Ranks that the operator has named in status.stragglers: compute time over the \
+                    "Ranks in status.stragglers: compute time over the \
                  median of the other ranks. See ViTStraggler in docs/operations.md.",
                 )
                 .query(named, RANK_ON_NODE)
                 .threshold(1.33, "red")
-                .or_else("no rank stays slower"),
+                .or_else("no straggler"),
             ],
         )
         .line(
@@ -156,23 +156,23 @@ fn slowness(layout: Layout) -> Layout {
             [
                 time_series(
                     12,
-                    "What slow ranks cost",
+                    "Cost of slow ranks",
                     Unit::Times,
-                    "Time of a step over what it would take if every rank computed for as long as the median one: 1 where \
-                 no rank is slower.",
+                    "Step time over the step time if every rank computed as fast as the median one: 1 without \
+                 slower ranks.",
                 )
                 .query(
                     newest(of::JOB_SLOWDOWN_RATIO),
-                    "a step takes so many times as long",
+                    "slowdown",
                 ),
                 time_series(
                     12,
-                    "Saved without a rank, share of a step",
+                    "Step time saved without a rank",
                     Unit::Share,
-                    "By how much steps would be shorter without this rank: what it computes for longer than \
-                 the next slowest. Two ranks that are slow alike save nothing one by one.",
+                    "Share of a step saved without this rank: its compute time beyond that of \
+                 the next slowest. Removing one of two equally slow ranks saves nothing.",
                 )
-                .query(with_node(saved), RANK_ON_NODE),
+                .query(with_node(saved.largest(WORST)), RANK_ON_NODE),
             ],
         )
 }
@@ -189,9 +189,9 @@ fn safety(layout: Layout) -> Layout {
     let lost = [
         time_series(
             16,
-            "Where time went",
+            "Time by activity",
             Unit::Seconds,
-            "Since the first GPUs, over all attempts. useful: optimizer steps; repeated: steps done again after a \
+            "Since the first GPUs, over all attempts. useful: optimizer steps; repeated: steps repeated after a \
              restart; queue: waiting for GPUs; start: until a gang trains; restart: from a failure until its pods \
              are gone.",
         )
@@ -201,7 +201,7 @@ fn safety(layout: Layout) -> Layout {
             8,
             "Effective training time",
             Unit::Share,
-            "Share of the time since the first GPUs that went into useful steps.",
+            "Share of useful steps in the time since the first GPUs.",
         )
         .query(newest(operator::JOB_EFFECTIVE_TIME_RATIO), "effective")
         .up_to_one()
@@ -216,8 +216,8 @@ fn safety(layout: Layout) -> Layout {
                     8,
                     "Steps done and saved",
                     Unit::Count,
-                    "What lies between the lines is lost if the job fails now. A step back is a new \
-                 attempt that continues from the checkpoint.",
+                    "A failure now would lose the steps between the lines. A step back is a new \
+                 attempt that resumes from the checkpoint.",
                 )
                 .query(newest(of::STEP), "done")
                 .query(newest(of::CHECKPOINT_STEP), "saved")
@@ -226,7 +226,7 @@ fn safety(layout: Layout) -> Layout {
                     8,
                     "Time and size of a checkpoint",
                     Unit::Seconds,
-                    "Mean over this attempt. Training stands still for the snapshot alone; it goes on \
+                    "Mean over this attempt. Training pauses only for the snapshot and continues \
                  during the write.",
                 )
                 .query(mean, "{{phase}}")
@@ -241,8 +241,8 @@ fn safety(layout: Layout) -> Layout {
                     8,
                     "Attempts and restarts",
                     Unit::Count,
-                    "attempt counts gangs: it rises at every restart, resume and change of size. \
-                 restarts counts those after a failure. Why: status.lastFailure of the job.",
+                    "attempt counts gangs: it increases with every restart, resume and change of size. \
+                 restarts counts those after a failure; status.lastFailure has the cause.",
                 )
                 .query(newest(operator::JOB_ATTEMPT), "attempt")
                 .query(newest(operator::JOB_RESTARTS), "restarts")

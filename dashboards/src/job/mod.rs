@@ -1,4 +1,4 @@
-//! One training job: from whether it gets on to whether it is safe.
+//! One training job: progress, speed, synchronization, slow ranks and safety.
 
 mod gang;
 mod training;
@@ -11,18 +11,21 @@ use crate::layout::Layout;
 use crate::query::{Expr, Series};
 use crate::schema::{Dashboard, DataSource, data_source};
 
-/// Its uid, by which the other dashboard leads to it.
+/// Its uid, for links from the other dashboard.
 pub(crate) const UID: &str = "vit-training-job";
 
-/// How closely marks tell when an attempt began. What has changed since one step ago is one mark, however often it is scraped.
+/// Number of ranks in a panel by rank: those with the worst values. A job may have hundreds.
+const WORST: usize = 10;
+
+/// Resolution of the marks of attempts. All scrapes of a change within one step give one mark.
 const ATTEMPT_MARKS_STEP: &str = "15s";
 
 pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
         uid: UID,
         title: "ViT training job",
-        description: "One ViTTrainingJob: progress, speed, what synchronisation costs, slow ranks, \
-            checkpoints. What the metrics mean: docs/dashboards.md and docs/operations.md of \
+        description: "One ViTTrainingJob: progress, speed, cost of synchronization, slow ranks, \
+            checkpoints. docs/dashboards.md and docs/operations.md explain the metrics of \
             vit-operator.",
         refresh: "30s",
         time: json!({"from": "now-1h", "to": "now"}),
@@ -52,8 +55,8 @@ fn variables() -> Vec<Value> {
     };
     let step = || Series::of(of::STEP);
     let in_namespace = step().with(of::LABEL_NAMESPACE, "$namespace");
-    let namespaces = "Namespaces with jobs that train";
-    let ranks = "Ranks that are shown where the job is shown by rank";
+    let namespaces = "Namespaces with running jobs";
+    let ranks = "Ranks in panels by rank, which show the ten with the worst values";
     let mut rank = query("rank", "Rank", ranks, of::LABEL_RANK, job(step()));
     rank["multi"] = true.into();
     rank["includeAll"] = true.into();
@@ -62,7 +65,7 @@ fn variables() -> Vec<Value> {
     vec![
         data_source(),
         query("namespace", "Namespace", namespaces, of::LABEL_NAMESPACE, step()),
-        query("job", "Job", "Jobs that train", of::LABEL_JOB_NAME, in_namespace),
+        query("job", "Job", "Running jobs", of::LABEL_JOB_NAME, in_namespace),
         rank,
     ]
 }
@@ -79,21 +82,21 @@ fn new_attempts() -> Value {
         "enable": true,
         "iconColor": "orange",
         "target": {"refId": "Anno", "expr": more.above(0.0).to_string()},
-        // In place of a minute.
+        // The default is a minute.
         "step": ATTEMPT_MARKS_STEP,
         "titleFormat": "New attempt",
         "textFormat": "The gang of {{job_name}} was replaced",
     })
 }
 
-/// Of the job as a whole.
+/// Series of the whole job.
 fn job(series: Series) -> Series {
     series
         .with(of::LABEL_NAMESPACE, "$namespace")
         .with(of::LABEL_JOB_NAME, "$job")
 }
 
-/// Of the ranks that are chosen.
+/// Series of the chosen ranks.
 fn ranks(series: Series) -> Series {
     job(series).matching(of::LABEL_RANK, "$rank")
 }

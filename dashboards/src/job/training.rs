@@ -1,13 +1,13 @@
-//! Whether training gets on, and how fast.
+//! Progress and speed of training.
 
 use contract::metrics as of;
 
-use super::{job, newest, ranks, step_seconds};
+use super::{WORST, job, newest, ranks, step_seconds};
 use crate::layout::Layout;
 use crate::panel::{Builder, Unit, bar_gauge, stat, time_series};
 use crate::query::{Expr, Series};
 
-/// The colours of the parts of a step, in the order of [`of::STEP_PHASES`].
+/// The colors of the parts of a step, in the order of [`of::STEP_PHASES`].
 const PART_COLORS: [&str; 6] = ["purple", "green", "dark-green", "orange", "red", "blue"];
 
 pub(super) fn rows(layout: Layout) -> Layout {
@@ -18,14 +18,18 @@ fn progress(layout: Layout) -> Layout {
     let remaining = newest(of::RUN_STEPS).minus(newest(of::STEP)).grouped();
     let pace = job(Series::of(of::STEP)).deriv().max();
     layout
-        .heading("Is it getting on?")
+        .heading("Is it making progress?")
         .line(
             5,
             [
-                bar_gauge(5, "Progress", "Optimizer steps done, of those of the whole run.")
-                    .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "done")
-                    .decimals(1)
-                    .base_color("blue"),
+                bar_gauge(
+                    5,
+                    "Progress",
+                    "Optimizer steps done, as a share of the whole run.",
+                )
+                .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "done")
+                .decimals(1)
+                .base_color("blue"),
                 stat(4, "Epochs done", Unit::Count, "Epochs finished.")
                     .query(newest(of::EPOCH), "epochs")
                     .base_color("blue"),
@@ -33,7 +37,7 @@ fn progress(layout: Layout) -> Layout {
                     5,
                     "Time left",
                     Unit::Seconds,
-                    "Steps that are left at the present pace, evaluations and checkpoints included.",
+                    "Remaining steps at the current pace, including evaluations and checkpoints.",
                 )
                 .query(remaining.over(pace), "left")
                 .decimals(0)
@@ -50,7 +54,7 @@ fn progress(layout: Layout) -> Layout {
                     5,
                     "Steps at risk",
                     Unit::Count,
-                    "Steps since the newest complete checkpoint: what a failure now would cost. See \
+                    "Steps since the newest complete checkpoint, which a failure now would lose. See \
                      ViTCheckpointOverdue in docs/operations.md.",
                 )
                 .query(newest(of::STEP).minus(newest(of::CHECKPOINT_STEP)), "steps")
@@ -73,9 +77,9 @@ fn progress(layout: Layout) -> Layout {
                     8,
                     "Accuracy",
                     Unit::Share,
-                    "Share of images classified right: of the running epoch's training images \
-                     (train), of the held-out ones at the last evaluation (validation), and of \
-                     those by the averaged weights (validation_ema). Where images may show several \
+                    "Share of images classified right: training images of the current epoch \
+                     (train), and held-out images at the last evaluation (validation, \
+                     validation_ema with averaged weights). If images may show several \
                      classes, also the mean average precision (mAP).",
                 )
                 .query(
@@ -97,8 +101,8 @@ fn progress(layout: Layout) -> Layout {
                     8,
                     "Learning rate and skipped steps",
                     Unit::Scientific,
-                    "Learning rate of the last step; on the right, steps so far that changed no \
-                     weight because gradients overflowed fp16.",
+                    "Learning rate of the last step; on the right, steps skipped so far \
+                     because gradients overflowed fp16.",
                 )
                 .query(newest(of::LEARNING_RATE), "learning rate")
                 .query(newest(of::SKIPPED_STEPS), "skipped steps")
@@ -140,17 +144,20 @@ fn speed(layout: Layout) -> Layout {
                     6,
                     "Images per second, by rank",
                     Unit::ImagesPerSecond,
-                    "Unless training.balance is Weighted every rank takes the same share of a step, \
-                     so that all lines fall where one rank is slow: who it is, its compute time tells.",
+                    "Unless training.balance is Weighted, ranks have equal shares of a step, \
+                     so one slow rank lowers all lines; see Compute time of a step, by rank.",
                 )
-                .query(images(ranks).sum_by(&[of::LABEL_RANK]), "rank {{rank}}"),
+                .query(
+                    images(ranks).sum_by(&[of::LABEL_RANK]).smallest(WORST),
+                    "rank {{rank}}",
+                ),
                 time_series(
                     12,
                     "Parts of a step",
                     Unit::Seconds,
-                    "Mean time of an optimizer step of the chosen ranks, by what it goes into. \
-                     sync_exposed is waiting for communication after every rank had its gradients, \
-                     sync_straggler waiting for the last rank's.",
+                    "Mean time of the chosen ranks' optimizer steps, by part. \
+                     sync_exposed: waiting for communication after every rank had its gradients; \
+                     sync_straggler: waiting for the last rank's.",
                 )
                 .query(mean_part, "{{phase}}")
                 .stacked()
@@ -165,47 +172,52 @@ fn speed(layout: Layout) -> Layout {
                     "Model FLOP/s",
                     Unit::Flops,
                     "Floating-point operations that the model needs for the images trained on, \
-                     forward and backward pass, over all ranks. What is recomputed does not count.",
+                     forward and backward pass, over all ranks. Recomputation does not count.",
                 )
                 .query(achieved.clone(), "all ranks")
                 .color("all ranks", "green"),
                 time_series(
                     6,
-                    "Model FLOPs utilisation",
+                    "Model FLOPs utilization",
                     Unit::Share,
-                    "GPU only. Model FLOP/s over the dense half-precision peak of the GPUs, whatever \
-                     the precision of the job. Absent on CPUs, and where the trainer does not know the \
+                    "GPU only. Model FLOP/s over the GPUs' dense half-precision peak, for any \
+                     precision of the job. Absent on CPUs, and if the trainer does not know the \
                      peak of the GPU's product.",
                 )
-                .query(achieved.over(peak), "utilisation")
+                .query(achieved.over(peak), "utilization")
                 .or_else("no GPU of a known product")
                 .up_to_one()
-                .color("utilisation", "green"),
+                .color("utilization", "green"),
                 time_series(
                     6,
                     "GPU memory",
                     Unit::Bytes,
-                    "GPU only. Memory in use on a rank's GPU by all processes, with what CUDA itself and \
-                     fragments take, and the most that tensors of the rank have taken at once so far.",
+                    "GPU only. Memory of a rank's GPU in use by all processes, including CUDA and \
+                     fragmentation, and the peak of the rank's tensors so far.",
                 )
                 .query(
-                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_USED_BYTES))).max_by(&[of::LABEL_RANK]),
+                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_USED_BYTES)))
+                        .max_by(&[of::LABEL_RANK])
+                        .largest(WORST),
                     "rank {{rank}}: in use",
                 )
                 .query(
-                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_PEAK_BYTES))).max_by(&[of::LABEL_RANK]),
-                    "rank {{rank}}: tensors, most so far",
+                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_PEAK_BYTES)))
+                        .max_by(&[of::LABEL_RANK])
+                        .largest(WORST),
+                    "rank {{rank}}: tensors, peak",
                 )
                 .or_else("no GPU"),
                 time_series(
                     6,
                     "Host memory",
                     Unit::Bytes,
-                    "Resident memory of each rank's process, GPU memory left out.",
+                    "Resident memory of each rank's process, without GPU memory.",
                 )
                 .query(
                     Expr::from(ranks(Series::of(of::PROCESS_RESIDENT_MEMORY_BYTES)))
-                        .max_by(&[of::LABEL_RANK]),
+                        .max_by(&[of::LABEL_RANK])
+                        .largest(WORST),
                     "rank {{rank}}",
                 ),
             ],
@@ -213,12 +225,12 @@ fn speed(layout: Layout) -> Layout {
         .line(7, gpus())
 }
 
-/// What the driver tells of the ranks' GPUs. A job without GPUs has none of it.
+/// The driver's values for the ranks' GPUs. A job without GPUs has none.
 fn gpus() -> [Builder; 4] {
-    let of_rank = |title, unit, description, name| {
+    let of_rank = |title, unit, description, name, worst: fn(Expr, usize) -> Expr| {
         let by_rank = Expr::from(ranks(Series::of(name))).max_by(&[of::LABEL_RANK]);
         time_series(6, title, unit, description)
-            .query(by_rank, "rank {{rank}}")
+            .query(worst(by_rank, WORST), "rank {{rank}}")
             .or_else("no GPU")
     };
     let reasons = Expr::from(ranks(Series::of(of::DEVICE_THROTTLED))).sum_by(&[of::LABEL_REASON]);
@@ -227,29 +239,32 @@ fn gpus() -> [Builder; 4] {
             "GPU load",
             Unit::Share,
             "GPU only. Share of time in which some kernel ran, however little of the GPU it used: see \
-             Model FLOPs utilisation for that.",
+             Model FLOPs utilization for that.",
             of::DEVICE_UTILIZATION_RATIO,
+            Expr::smallest,
         )
         .up_to_one(),
         of_rank(
             "GPU power",
             Unit::Watts,
-            "GPU only. What the board of a rank's GPU draws.",
+            "GPU only. Power draw of a rank's GPU board.",
             of::DEVICE_POWER_WATTS,
+            Expr::largest,
         ),
         of_rank(
             "GPU temperature",
             Unit::Celsius,
-            "GPU only. A rank whose GPU is hotter than the others' is likely to be throttled first.",
+            "GPU only. The hottest GPU is likely to be throttled first.",
             of::DEVICE_TEMPERATURE_CELSIUS,
+            Expr::largest,
         ),
         time_series(
             6,
             "GPUs throttled",
             Unit::Count,
-            "GPU only. GPUs of the chosen ranks whose clocks are held down: by the power limit \
+            "GPU only. GPUs of the chosen ranks with reduced clocks, because of the power limit \
              (power_cap), the machine's power supply (power_brake), heat (thermal), or the hardware \
-             for another reason. A GPU at its power limit is at full work; one that is too hot needs \
+             for another reason. A GPU at its power limit is fully used; one that is too hot needs \
              cooling.",
         )
         .query(reasons, "{{reason}}")

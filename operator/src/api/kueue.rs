@@ -1,6 +1,6 @@
-//! What of Kueue's API the operator needs (`kueue.x-k8s.io/v1beta2`, Kueue 0.15 or newer): the Workload, by which a job asks for
-//! quota, and the ResourceFlavor, which says on which nodes that quota is. Fields that are not used here are kept as they
-//! are in a Workload's status, which Kueue and the operator share.
+//! The parts of Kueue's API that the operator needs (`kueue.x-k8s.io/v1beta2`, Kueue 0.15 or
+//! newer): Workloads, which request quota for jobs, and ResourceFlavors, which select the quota's
+//! nodes. A Workload's status, which Kueue and the operator share, keeps fields unknown here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,19 +15,19 @@ pub(crate) const POD_SET: &str = "workers";
 
 /// Types of a Workload's conditions.
 pub(crate) mod conditions {
-    /// A ClusterQueue keeps quota for it, and all its admission checks are ready.
+    /// A ClusterQueue reserves quota for it, and all its admission checks are ready.
     pub(crate) const ADMITTED: &str = "Admitted";
-    /// A ClusterQueue keeps quota for it.
+    /// A ClusterQueue reserves quota for it.
     pub(crate) const QUOTA_RESERVED: &str = "QuotaReserved";
-    /// It is to stop and give its quota back.
+    /// It has to stop and release its quota.
     pub(crate) const EVICTED: &str = "Evicted";
-    /// Whether it was put into the queue again after an eviction.
+    /// Whether it was requeued after an eviction.
     pub(crate) const REQUEUED: &str = "Requeued";
     pub(crate) const PODS_READY: &str = "PodsReady";
     pub(crate) const FINISHED: &str = "Finished";
 }
 
-/// What asks for quota.
+/// A request for quota.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "kueue.x-k8s.io",
@@ -53,7 +53,7 @@ pub(crate) struct WorkloadSpec {
 pub(crate) struct PodSet {
     pub(crate) name: String,
     pub(crate) count: i32,
-    /// The least number of them that will do.
+    /// The smallest acceptable count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) min_count: Option<i32>,
     pub(crate) template: PodTemplateSpec,
@@ -98,7 +98,7 @@ pub(crate) struct PodSetAssignment {
     pub(crate) others: BTreeMap<String, Value>,
 }
 
-/// What else has a say, such as an autoscaler.
+/// Another controller's check before admission, such as an autoscaler's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct AdmissionCheck {
@@ -108,7 +108,7 @@ pub(crate) struct AdmissionCheck {
     pub(crate) others: BTreeMap<String, Value>,
 }
 
-/// What an admission check wants of a set of pods.
+/// An admission check's changes to a set of pods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PodSetUpdate {
@@ -123,7 +123,7 @@ pub(crate) struct PodSetUpdate {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// Nodes of one kind, as Kueue sees them.
+/// A kind of nodes in Kueue's quotas.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "kueue.x-k8s.io",
@@ -134,12 +134,12 @@ pub(crate) struct PodSetUpdate {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ResourceFlavorSpec {
     pub(crate) node_labels: BTreeMap<String, String>,
-    /// Given to the pods that get quota of it.
+    /// Added to the pods that get its quota.
     pub(crate) tolerations: Vec<Toleration>,
 }
 
 impl Workload {
-    /// The condition of that type, where it is true.
+    /// The condition of this type, if it is true.
     pub(crate) fn has(&self, type_: &str) -> Option<&Condition> {
         self.condition(type_)
             .filter(|condition| condition.status == "True")
@@ -153,7 +153,7 @@ impl Workload {
             .find(|condition| condition.type_ == type_)
     }
 
-    /// Names of the flavors that were assigned to it.
+    /// Names of its assigned flavors.
     pub(crate) fn flavors(&self) -> BTreeSet<&str> {
         let admission = self.status.as_ref().and_then(|status| status.admission.as_ref());
         let assignments = admission

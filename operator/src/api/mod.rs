@@ -1,4 +1,4 @@
-//! APIs that k8s-openapi has no types for.
+//! API types that k8s-openapi lacks.
 
 pub(crate) mod kueue;
 pub(crate) mod pod_group;

@@ -1,15 +1,15 @@
-//! The versions of PodGroups (KEP-4671) that the operator knows.
+//! The supported versions of PodGroups (KEP-4671).
 
 use kube::core::ApiResource;
 
 pub(crate) const POD_GROUP: &str = "PodGroup";
 
-/// A version of `scheduling.k8s.io` in which PodGroups have the fields that a gang needs.
+/// A version of `scheduling.k8s.io` whose PodGroups have the fields that a gang needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Version(pub(crate) &'static str);
 
 impl Version {
-    /// The newest first: Kubernetes 1.37 serves the first two, 1.36 the last.
+    /// Newest first: Kubernetes 1.37 serves the first two, 1.36 the last.
     pub(crate) const ALL: [Self; 3] = [Self("v1beta1"), Self("v1alpha3"), Self("v1alpha2")];
 
     pub(crate) fn resource(self) -> ApiResource {

@@ -1,4 +1,4 @@
-//! The containers of another trainer's pod: its own, and the agent that stands beside it, a sidecar (KEP-753).
+//! The containers of another trainer's pod: its own, and the agent's sidecar (KEP-753).
 
 use contract::environment::{self, torchrun};
 use crds::ValidatedJob;
@@ -9,10 +9,10 @@ use crate::policy::gang::AGENT;
 
 /// User of the operator's image.
 const AGENT_USER: i64 = 65532;
-/// Longer than the agent looks for the name of rank 0's pod.
+/// Longer than the agent waits for rank 0's name to resolve.
 const STARTS_WITHIN_SECONDS: i32 = 360;
 
-/// Makes of the container of this project's trainer that of another one, which runs `command`, and the agent's.
+/// Turns this project's container into another trainer's, which runs `command`, and the agent's.
 pub(super) fn containers(
     container: Container,
     command: &[String],
@@ -37,17 +37,17 @@ pub(super) fn containers(
                 .collect(),
         ),
         resources: valid.agent_resources(),
-        // A container that starts before the others, and ends after them.
+        // A sidecar: starts before the other containers and ends after them.
         restart_policy: Some("Always".into()),
         ports: container.ports.clone(),
-        // The trainer is started once this has answered: it then finds the pod of rank 0 by its name.
+        // Delays the trainer until rank 0's name resolves.
         startup_probe: container.readiness_probe.clone().map(|probe| Probe {
             period_seconds: Some(1),
             failure_threshold: Some(STARTS_WITHIN_SECONDS),
             ..probe
         }),
         readiness_probe: container.readiness_probe.clone(),
-        // None of what the manifest grants the trainer.
+        // None of the manifest's privileges.
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
@@ -71,7 +71,7 @@ pub(super) fn containers(
     };
     let mut security_context = container.security_context;
     if let Some(context) = &mut security_context {
-        // Python and its libraries write caches to wherever they are.
+        // Python and its libraries write caches next to their files.
         context.read_only_root_filesystem = Some(false);
     }
     let trainer = Container {
@@ -81,14 +81,14 @@ pub(super) fn containers(
         ports: None,
         readiness_probe: None,
         security_context,
-        // The end of what it printed.
+        // The end of its output.
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..container
     };
     (trainer, agent)
 }
 
-/// The container's variables, and those that torchrun and its ranks read. What the manifest sets stays.
+/// The container's variables, and those of torchrun and its ranks. The manifest's take precedence.
 fn environment(mut variables: Vec<EnvVar>, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
     let host = variables
         .iter()

@@ -10,7 +10,7 @@ use crate::policy::gang::FETCH;
 /// Name of the volume of the data set.
 pub(super) const DATA: &str = "data";
 
-/// The container, made of the trainer's, whose image, user and variables it has; none where nothing is to be fetched.
+/// The container, with the trainer's image, user and variables; `None` if nothing is fetched.
 pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<Container> {
     let Some(DataFiles::Mounted {
         mount: data,
@@ -32,11 +32,11 @@ pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<C
         args: Some(arguments(origin, data)),
         env: Some(settings.env.iter().cloned().chain([termination_log()]).collect()),
         env_from: (!sources.is_empty()).then_some(sources),
-        // The GPUs are the trainer's. What else it asks for is free until the trainer starts.
+        // Without the trainer's GPUs. Its other resources are free until it starts.
         resources: Some(settings.resources.clone()),
         ports: None,
         readiness_probe: None,
-        // Those of the manifest, too: variables may name files in them.
+        // Include the manifest's: variables may name files in them.
         volume_mounts: Some(
             std::iter::once(mount)
                 .chain(settings.volume_mounts.iter().cloned())
@@ -46,7 +46,7 @@ pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<C
     })
 }
 
-/// The variables by which a store knows who asks.
+/// The variables with a store's credentials.
 pub(super) fn credentials(origin: &Origin) -> Option<EnvFromSource> {
     origin.credentials_secret.clone().map(|name| EnvFromSource {
         secret_ref: Some(SecretEnvSource { name, optional: None }),
@@ -65,7 +65,7 @@ fn arguments(origin: &Origin, data: &Mount) -> Vec<String> {
     arguments
 }
 
-/// Where it leaves its error for the operator.
+/// The file for its error, which the operator reads.
 fn termination_log() -> EnvVar {
     EnvVar {
         name: environment::TERMINATION_LOG.into(),

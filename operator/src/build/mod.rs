@@ -1,4 +1,4 @@
-//! Kubernetes objects of a gang, one file a kind: pure and infallible.
+//! Kubernetes objects of a gang, one file per kind. Pure and infallible.
 
 pub(crate) mod config_map;
 mod external;
@@ -15,7 +15,7 @@ use crds::{ViTTrainingJob, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource as _, ResourceExt as _};
 
-/// What tells one pod of a gang from the others.
+/// One pod of a gang.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member<'a> {
     pub(crate) attempt: i32,
@@ -23,11 +23,11 @@ pub(crate) struct Member<'a> {
     pub(crate) gang_size: usize,
     pub(crate) node: &'a str,
     pub(crate) is_grouped: bool,
-    /// Of what stands beside another trainer.
+    /// Of the sidecar of other trainers.
     pub(crate) agent_image: Option<&'a str>,
 }
 
-/// Name, labels and owner that all objects of a job have.
+/// Name, labels and owner of a job's objects.
 fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
     let owner = job.controller_owner_ref(&()).map(|owner| OwnerReference {
         block_owner_deletion: Some(true),
@@ -42,12 +42,12 @@ fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
     }
 }
 
-/// Name of what an attempt has one of its kind of.
+/// Name of an attempt's single object of a kind.
 pub(crate) fn name_of_attempt(job: &ViTTrainingJob, attempt: i32) -> String {
     format!("{}-{attempt}", job.name_any())
 }
 
-/// Name, labels and owner of what an attempt has one of its kind of.
+/// Name, labels and owner of an attempt's single object of a kind.
 fn metadata_of_attempt(job: &ViTTrainingJob, attempt: i32) -> ObjectMeta {
     let mut metadata = metadata(job, name_of_attempt(job, attempt));
     metadata

@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a job's pods. Collectives and the rendezvous store ask nobody who they are: only ranks of the
-//! same job may reach them.
+//! The NetworkPolicy of a job's pods. Collectives and the rendezvous store have no authentication:
+//! only ranks of the same job may connect.
 
 use contract::environment::DEFAULT_AGENT_PORT;
 use crds::ViTTrainingJob;
@@ -12,8 +12,8 @@ use kube::ResourceExt as _;
 
 use super::{metadata, selector};
 
-/// The NetworkPolicy: pods of the job reach one another on any port, and everyone the agent's, where metrics and
-/// progress are read. What the pods reach is not limited: data and checkpoints may be anywhere.
+/// Pods of the job can connect to one another on any port, and everyone to the agent's port with
+/// metrics and progress. Egress is unlimited: data and checkpoints may be anywhere.
 pub(crate) fn build(job: &ViTTrainingJob) -> NetworkPolicy {
     let pods = LabelSelector {
         match_labels: Some(selector(job)),

@@ -90,7 +90,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             automount_service_account_token: Some(false),
             runtime_class_name: settings.runtime_class_name.clone(),
             host_network: settings.host_network.then_some(true),
-            // Without it such pods would ask their node's resolver, which does not know the pod of rank 0.
+            // Otherwise these pods use their node's resolver, which does not know rank 0's pod.
             dns_policy: settings.host_network.then(|| "ClusterFirstWithHostNet".into()),
             enable_service_links: Some(false),
             security_context: Some(PodSecurityContext {
@@ -98,7 +98,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 run_as_user: settings.run_as_user,
                 fs_group: settings.fs_group,
                 supplemental_groups: some_if_any(settings.supplemental_groups.clone()),
-                // A checkpoint folder can hold many files; only its root is looked at before ownership is changed.
+                // A checkpoint folder can hold many files; this checks only its root.
                 fs_group_change_policy: settings.fs_group.map(|_| "OnRootMismatch".into()),
                 seccomp_profile: Some(SeccompProfile {
                     type_: "RuntimeDefault".into(),
@@ -106,8 +106,8 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 }),
                 ..PodSecurityContext::default()
             }),
-            // To the first process of a pod SIGTERM means nothing until it has a handler: another trainer may never have one, and
-            // ours has none while libtorch is loaded.
+            // PID 1 ignores SIGTERM without a handler: another trainer may have none, and
+            // vit-trainer has none while it loads libtorch.
             share_process_namespace: Some(true),
             init_containers: some_if_any(before.into_iter().chain(beside).collect::<Vec<_>>()),
             containers: vec![container],
@@ -168,8 +168,8 @@ fn container(
     }
 }
 
-/// On the network of its node a pod declares every port that it takes there, so that kube-scheduler and the operator's
-/// own [requests](planner::facts::resources::requests_of) keep a second one away.
+/// A pod on the host network declares all its ports, so that kube-scheduler and the operator's
+/// [requests](planner::facts::resources::requests_of) allow one per node.
 fn ports(host_network: bool) -> Vec<ContainerPort> {
     let port = |name: &str, number: u16| ContainerPort {
         name: Some(name.into()),
@@ -184,7 +184,7 @@ fn ports(host_network: bool) -> Vec<ContainerPort> {
     ports
 }
 
-/// The user's own, and the credentials of a store from which the trainer streams.
+/// The user's sources, and the credentials of a store from which the trainer streams.
 fn sources_of_environment(settings: &PodSettings) -> Vec<EnvFromSource> {
     let credentials = match &settings.data {
         Some(DataFiles::Cached { origin, .. }) => fetch::credentials(origin),
@@ -193,7 +193,7 @@ fn sources_of_environment(settings: &PodSettings) -> Vec<EnvFromSource> {
     settings.env_from.iter().cloned().chain(credentials).collect()
 }
 
-/// The user's own variables come first, and none of them can have a name of ours.
+/// The user's variables, then the operator's, whose names are reserved.
 fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
     let value = |name: &str, value: String| EnvVar {
         name: name.into(),
@@ -239,7 +239,7 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
     variables
 }
 
-/// The user's own requests and limits, and the GPUs; Kubernetes wants both to be equal for those.
+/// The user's requests and limits, and the GPUs, for which Kubernetes requires both to be equal.
 pub(crate) fn resources(valid: &ValidatedJob) -> ResourceRequirements {
     let mut resources = valid.pod.resources.clone();
     for list in [&mut resources.requests, &mut resources.limits] {
@@ -251,7 +251,7 @@ pub(crate) fn resources(valid: &ValidatedJob) -> ResourceRequirements {
     resources
 }
 
-/// A node's name is matched as a field, which no label can imitate, and kube-scheduler still checks that the pod fits.
+/// Matches the node's name, which labels cannot imitate; kube-scheduler still checks the fit.
 fn pinned_to(node: &str) -> Affinity {
     Affinity {
         node_affinity: Some(NodeAffinity {
@@ -302,7 +302,7 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
             ..Volume::default()
         },
         Volume {
-            // Ranks of one pod exchange tensors through it; a container's own is 64 MiB.
+            // Ranks of one pod exchange tensors through it; the default is 64 MiB.
             name: "shared-memory".into(),
             empty_dir: Some(empty(Some("Memory"))),
             ..Volume::default()

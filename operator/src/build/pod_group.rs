@@ -7,7 +7,7 @@ use serde_json::json;
 use super::metadata_of_attempt;
 use crate::api::pod_group::Version;
 
-/// The PodGroup of a gang of so many pods. What is said here is the same in all versions.
+/// The PodGroup of a gang of this many pods. All versions share these fields.
 pub(crate) fn build(version: Version, job: &ViTTrainingJob, attempt: i32, gang_size: usize) -> DynamicObject {
     let mut spec = json!({"schedulingPolicy": {"gang": {"minCount": gang_size}}});
     if let Some(class) = &job.spec.workers.priority_class_name {

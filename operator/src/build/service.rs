@@ -1,4 +1,4 @@
-//! The headless Service that gives the pod of rank 0 a name in DNS, at which the ranks meet.
+//! The headless Service that gives the pod of rank 0 a DNS name, for the ranks' rendezvous.
 
 use crds::{ViTTrainingJob, labels};
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
@@ -6,8 +6,8 @@ use kube::ResourceExt as _;
 
 use super::{metadata, selector};
 
-/// The Service. It tells the address of a pod that is not ready, too: ranks meet before they are. Nobody asks for the other
-/// pods by name, and the endpoints of a thousand would be written anew whenever one of them gets ready.
+/// Publishes the address before the pod is ready, because ranks connect earlier. Selects only rank
+/// 0: nobody resolves other pods, whose endpoints would be rewritten whenever one becomes ready.
 pub(crate) fn build(job: &ViTTrainingJob) -> Service {
     let mut selector = selector(job);
     selector.insert(labels::NODE_RANK.into(), "0".into());

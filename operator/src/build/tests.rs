@@ -181,7 +181,7 @@ fn a_pod_asks_for_what_was_planned() {
             let planned = planner::policy::request::GangRequest::from(&valid).shape;
             let found = planner::facts::resources::requests_of(&spec);
             assert_eq!(found, planned.requests, "{external}, {host_network}");
-            // And for what Kueue is asked for, which knows no ports.
+            // And for Kueue's request, which has no ports.
             let workload = json!(workload::build(&job, &valid, 0));
             let of_workload = &workload["spec"]["podSets"][0]["template"]["spec"];
             let beside = of_workload["initContainers"][0]["resources"].clone();

@@ -1,5 +1,5 @@
-//! The Workload by which a job that names a queue asks Kueue for quota, and what the operator writes into its status. Kueue
-//! counts the resources of the template, which has nothing else of a pod's.
+//! The Workload that requests quota from Kueue for a job that names a queue, and changes of its
+//! status. Its pod template only has the parts that Kueue counts.
 
 use crds::{ValidatedJob, ViTTrainingJob, labels};
 use jiff::Timestamp;
@@ -11,10 +11,10 @@ use super::{metadata, pod};
 use crate::api::kueue::{POD_SET, PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
 use crate::policy::gang::{AGENT, CONTAINER};
 
-/// Reasons of evictions after which Kueue puts a Workload into its queue again at once.
+/// Reasons of evictions after which Kueue requeues a Workload at once.
 const REQUEUED_AT_ONCE: [&str; 2] = ["Preempted", "NodeFailures"];
 
-/// The Workload: so many pods as the gang would like, and at least so many as it needs. Without quota.
+/// The Workload, without quota, for the gang's largest and smallest size.
 pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, priority: i32) -> Workload {
     let count = |nodes: Option<&u32>| i32::try_from(*nodes.unwrap_or(&0)).unwrap_or(i32::MAX);
     let (most, least) = (count(valid.sizes.first()), count(valid.sizes.last()));
@@ -73,7 +73,7 @@ fn pod_spec(valid: &ValidatedJob) -> PodSpec {
     }
 }
 
-/// What a Workload asks for, in the operator's own words, which last.
+/// A Workload's request, in the operator's stable encoding.
 fn asks_for(spec: &WorkloadSpec) -> String {
     let pods = |set: &PodSet| {
         let pod = set.template.spec.as_ref();
@@ -99,14 +99,14 @@ fn asks_for(spec: &WorkloadSpec) -> String {
     .to_string()
 }
 
-/// Whether a Workload asks for what another one asks for, and is not over. What does not is made anew when the job has no pods:
-/// Kueue takes no change of a Workload that has quota.
+/// Whether a Workload has the wanted request and is not finished. Otherwise it is recreated once
+/// the job has no pods: Kueue accepts no changes of a Workload with quota.
 pub(crate) fn is_current(workload: &Workload, wanted: &Workload) -> bool {
     let asks_for = |workload: &Workload| workload.annotations().get(labels::ASKS_FOR).cloned();
     workload.has(conditions::FINISHED).is_none() && asks_for(workload) == asks_for(wanted)
 }
 
-/// An evicted Workload without the quota that it had, now that the job has no pods.
+/// An evicted Workload without its quota, once the job has no pods.
 pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
     let evicted = workload.has(conditions::EVICTED).cloned();
     let (reason, message) = evicted.map_or_else(
@@ -116,7 +116,7 @@ pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
     let mut next = workload.clone();
     let status = next.status.get_or_insert_default();
     status.admission = None;
-    // Kueue counts from this condition how long pods take to start or to come back: that begins anew with the next admission.
+    // Kueue times the pods' start or recovery by this condition; the next admission restarts it.
     status
         .conditions
         .retain(|condition| condition.type_ != conditions::PODS_READY);
@@ -133,7 +133,7 @@ pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
     next
 }
 
-/// A Workload whose pods run, or do not; `None` where it says so already.
+/// A Workload with this pod readiness; `None` if unchanged.
 pub(crate) fn with_pods_ready(workload: &Workload, are_ready: bool, now: Timestamp) -> Option<Workload> {
     let known = workload.condition(conditions::PODS_READY);
     let have_been = known.is_some_and(|known| known.status == "True");
@@ -151,7 +151,7 @@ pub(crate) fn with_pods_ready(workload: &Workload, are_ready: bool, now: Timesta
     Some(next)
 }
 
-/// The Workload of a job that is over; `None` where it says so already.
+/// The Workload of a finished job; `None` if unchanged.
 pub(crate) fn finished(
     workload: &Workload,
     has_succeeded: bool,

@@ -1,4 +1,4 @@
-//! How many GPUs there are and what becomes of them, for metrics: a pure function of the inventory.
+//! Counts of GPUs by state, for metrics: a pure function of the inventory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,22 +6,22 @@ use contract::operator_metrics::GPU_STATES;
 use planner::facts::inventory::{Inventory, NodeFacts, NodeHealth};
 use planner::facts::resources::Amount;
 
-/// Where no label tells the product.
+/// The product if no label names it.
 const UNKNOWN_PRODUCT: &str = "unknown";
 
 /// GPUs by state, by product and resource.
 pub(crate) type GpuCounts = BTreeMap<(String, String), BTreeMap<GpuState, i64>>;
 
-/// What becomes of a GPU: each is in one state.
+/// The state of a GPU.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum GpuState {
-    /// A gang of this operator holds it, or is promised it.
+    /// Held by or promised to a gang of this operator.
     Gangs,
-    /// Another pod holds it.
+    /// Held by another pod.
     Others,
-    /// A gang could have it.
+    /// Available to a gang.
     Free,
-    /// Nobody holds it and nobody can get it: it is unhealthy, or its node is cordoned or not ready.
+    /// Held by nobody and not available: unhealthy, or its node is cordoned or not ready.
     Unavailable,
 }
 
@@ -33,8 +33,7 @@ impl GpuState {
     }
 }
 
-/// Counts what nodes have of these resources. The states of a product add up to its GPUs, those of nodes that are gone
-/// left out.
+/// Counts GPUs of these resources. The states of a product add up to its GPUs on existing nodes.
 pub(crate) fn count(inventory: &Inventory, resources: &BTreeSet<&str>) -> GpuCounts {
     let mut counts = GpuCounts::new();
     for node in inventory.nodes.values() {
@@ -64,7 +63,7 @@ fn states_of(node: &NodeFacts, amount: Amount) -> [(GpuState, i64); 4] {
         (GpuState::Gangs, amount.used_by_gangs),
         (GpuState::Others, amount.used - amount.used_by_gangs),
         (GpuState::Free, free),
-        // Of a node that lost GPUs, pods may still hold more than it has.
+        // On a node that lost GPUs, pods may hold more than its capacity.
         (
             GpuState::Unavailable,
             (amount.capacity - amount.used - free).max(0),
@@ -85,7 +84,7 @@ mod tests {
 
     const GPU: &str = "nvidia.com/gpu";
 
-    /// A node of eight GPUs, of which so many are allocatable, and held by gangs and by others.
+    /// A node of eight GPUs, given those allocatable, held by gangs and held by others.
     fn node(product: &str, state: &str, [allocatable, gangs, others]: [i64; 3]) -> NodeFacts {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"labels": {"nvidia.com/gpu.product": product}},

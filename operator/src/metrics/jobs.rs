@@ -1,5 +1,5 @@
-//! Metrics of single jobs and of the fleet: made anew from what there is at each scrape, so that no series outlives
-//! its job, and two scrapes at once do not disturb one another.
+//! Metrics of single jobs and of the fleet, rebuilt for each scrape: no series outlives its job,
+//! and concurrent scrapes are independent.
 
 use contract::operator_metrics as names;
 use crds::conditions::{reasons, types};
@@ -11,7 +11,7 @@ use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_
 
 use super::gpu_counts::{GpuCounts, GpuState};
 
-/// Why a job can wait: the reasons of `Placed`.
+/// Reasons of `Placed` for which a job waits.
 const WAITING_REASONS: [&str; 4] = [
     reasons::NO_FITTING_GROUP,
     reasons::NO_PRIORITY_CLASS,
@@ -19,7 +19,7 @@ const WAITING_REASONS: [&str; 4] = [
     reasons::ADMITTED,
 ];
 
-/// The metrics of these jobs, which are all that there are, and of the fleet's GPUs.
+/// The metrics of all jobs and of the fleet's GPUs.
 pub(super) fn gather<'a>(
     jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
     gpus: &GpuCounts,
@@ -32,31 +32,33 @@ pub(super) fn gather<'a>(
     let phases = gauges(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?;
     let help = "Jobs in phase Pending, by the reason of their condition Placed";
     let waiting = gauges(names::WAITING_JOBS, help, &[names::LABEL_REASON])?;
-    let attempts = gauges(names::JOB_ATTEMPT, "Number of the job's latest gang", &JOB)?;
+    let help = "Seconds the job, in phase Pending, has waited for placement";
+    let waiting_seconds = gauges(names::JOB_WAITING_SECONDS, help, &JOB)?;
+    let attempts = gauges(names::JOB_ATTEMPT, "Number of the job's latest attempt", &JOB)?;
     let help = "How often the job's gang was replaced after a failure";
     let restarts = gauges(names::JOB_RESTARTS, help, &JOB)?;
     let effective = register_gauge_vec_with_registry!(
         names::JOB_EFFECTIVE_TIME_RATIO,
-        "Share of the job's time since its first GPUs that went into useful steps",
+        "Share of the time since the job first got GPUs that was spent on useful steps",
         &JOB,
         registry
     )?;
     let times = register_gauge_vec_with_registry!(
         names::JOB_TIME_SPENT_SECONDS,
-        "Seconds that the job has spent since its first GPUs, by what it spent them on",
+        "Seconds since the job first got GPUs, by what they were spent on",
         &[JOB[0], JOB[1], names::LABEL_PART],
         registry
     )?;
-    let help = "GPUs of the cluster, by product and by what becomes of them";
+    let help = "GPUs of the cluster, by product and state";
     let labels = [names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE];
     let states_of_gpus = gauges(names::GPUS, help, &labels)?;
     let stragglers = register_gauge_vec_with_registry!(
         names::STRAGGLER_SLOWDOWN_RATIO,
-        "Compute time of a rank that stays slow over the median of the other ranks of its job",
+        "Compute time of a persistently slow rank divided by the median of the job's other ranks",
         &[JOB[0], JOB[1], names::LABEL_RANK, names::LABEL_NODE],
         registry
     )?;
-    // A series that is not there before its first event cannot be alerted on.
+    // Alerts need a series to exist before its first event.
     for phase in Phase::ALL {
         phases.with_label_values(&[phase.as_str()]);
     }
@@ -65,15 +67,19 @@ pub(super) fn gather<'a>(
     }
     for job in jobs {
         let status = job.status.as_ref();
-        // A job that has no status yet waits, too.
+        // A job without a status waits, too.
         let phase = status.and_then(|status| status.phase).unwrap_or(Phase::Pending);
         phases.with_label_values(&[phase.as_str()]).inc();
-        if phase == Phase::Pending {
-            waiting.with_label_values(&[waiting_reason(job)]).inc();
-        }
-        let Some(status) = status else { continue };
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let labels = [namespace.as_str(), &name];
+        if phase == Phase::Pending {
+            waiting.with_label_values(&[waiting_reason(job)]).inc();
+            if let Some(since) = waiting_since(job) {
+                let seconds = Timestamp::now().duration_since(since).as_secs().max(0);
+                waiting_seconds.with_label_values(&labels).set(seconds);
+            }
+        }
+        let Some(status) = status else { continue };
         attempts.with_label_values(&labels).set(status.attempt.into());
         restarts.with_label_values(&labels).set(status.restarts.into());
         if let Some(spent) = &status.time_spent {
@@ -102,7 +108,20 @@ pub(super) fn gather<'a>(
     Ok(registry.gather())
 }
 
-/// One of a closed set: a status may have been written by anyone.
+/// When a waiting job lost its place, or else was created.
+fn waiting_since(job: &ViTTrainingJob) -> Option<Timestamp> {
+    let placed = job
+        .status
+        .as_ref()
+        .and_then(|status| status.condition(types::PLACED));
+    let lost = placed.filter(|placed| placed.status == "False");
+    let created = job.metadata.creation_timestamp.as_ref();
+    lost.map(|placed| &placed.last_transition_time)
+        .or(created)
+        .map(|time| time.0)
+}
+
+/// One of a closed set, because anyone may have written the status.
 fn waiting_reason(job: &ViTTrainingJob) -> &'static str {
     let placed = job
         .status

@@ -18,7 +18,7 @@ use prometheus::{
 use crate::error::Error;
 use gpu_counts::GpuCounts;
 
-/// What is counted and measured as it happens, in a registry of its own.
+/// Metrics updated as events happen, in their own registry.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -41,24 +41,24 @@ impl Metrics {
         let metrics = Self {
             reconciles: register_int_counter_with_registry!(
                 names::RECONCILES_TOTAL,
-                "Reconciles that ended, well or not",
+                "Reconciles, successful or not",
                 registry
             )?,
             reconcile_seconds: register_histogram_with_registry!(
                 names::RECONCILE_SECONDS,
-                "Seconds a reconcile takes",
+                "Duration of a reconcile in seconds",
                 buckets(0.001, 18)?,
                 registry
             )?,
             reconcile_errors: register_int_counter_vec_with_registry!(
                 names::RECONCILE_ERRORS_TOTAL,
-                "Reconciles that failed, by category",
+                "Failed reconciles, by category",
                 &[names::LABEL_CATEGORY],
                 registry
             )?,
             placement_seconds: register_histogram_with_registry!(
                 names::PLACEMENT_SECONDS,
-                "Seconds until it is decided whether and where a gang fits, the wait for other decisions included",
+                "Seconds to decide whether and where a gang fits, including the wait for other decisions",
                 buckets(0.000_1, 14)?,
                 registry
             )?,
@@ -76,35 +76,35 @@ impl Metrics {
             )?,
             leader: register_int_gauge_with_registry!(
                 names::LEADER,
-                "1 where this replica leads, otherwise 0",
+                "1 if this replica leads, otherwise 0",
                 registry
             )?,
             unreadable_objects: register_int_gauge_vec_with_registry!(
                 names::UNREADABLE_OBJECTS,
-                "Objects that cannot be read, of which what was last read stands, by kind",
+                "Objects that cannot be decoded, by kind; their last valid version stays in use",
                 &[names::LABEL_KIND],
                 registry
             )?,
             api_requests: register_int_counter_vec_with_registry!(
                 names::API_REQUESTS_TOTAL,
-                "Calls to the API server, by method and code of the answer",
+                "Calls to the API server, by method and response code",
                 &[names::LABEL_METHOD, names::LABEL_CODE],
                 registry
             )?,
             api_request_seconds: register_histogram_vec_with_registry!(
                 names::API_REQUEST_SECONDS,
-                "Seconds until the API server answers; of a watch, until it begins",
+                "Seconds until the API server responds; for a watch, until it starts",
                 &[names::LABEL_METHOD],
                 buckets(0.001, 18)?,
                 registry
             )?,
             registry,
         };
-        // A series that is not there before its first event cannot be alerted on.
+        // Alerts need a series to exist before its first event.
         for category in Error::CATEGORIES {
             metrics.reconcile_errors.with_label_values(&[category]);
         }
-        // Bad data are tried again where they are a node's own, what ran out of memory where the operator divides it further.
+        // Bad data is retried if only one node has it, out of memory if more can be sharded.
         let is_retried = |class: &FailureClass| {
             class.is_retryable() || matches!(class, FailureClass::BadData | FailureClass::OutOfMemory)
         };
@@ -142,7 +142,7 @@ impl Metrics {
         self.leader.set(1);
     }
 
-    /// So many objects of a kind cannot be read now.
+    /// Sets the number of objects of a kind that cannot be decoded.
     pub(crate) fn unreadable(&self, kind: &str, objects: usize) {
         self.unreadable_objects
             .with_label_values(&[kind])
@@ -153,7 +153,7 @@ impl Metrics {
         self.leader.get() == 1
     }
 
-    /// The API server answered a call with this code, or did not, after so long.
+    /// Counts a call to the API server; `code` is `None` without a response.
     pub(crate) fn called(&self, method: &Method, code: Option<StatusCode>, time: Duration) {
         let code = code.as_ref().map_or("none", StatusCode::as_str);
         self.api_requests
@@ -164,7 +164,7 @@ impl Metrics {
             .observe(time.as_secs_f64());
     }
 
-    /// Everything as text for Prometheus. `jobs` are all that there are now, `gpus` those of the cluster.
+    /// All metrics as text for Prometheus, with those of all `jobs` and of the cluster's `gpus`.
     pub(crate) fn render<'a>(
         &self,
         jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,

@@ -1,6 +1,7 @@
-//! Whether Kueue lets a job that names a queue have GPUs. The operator plays the part that Kueue's own job reconciler plays for
-//! the kinds it knows (`pkg/controller/jobframework/reconciler.go`): it makes the Workload (`build/workload.rs`), stops the gang
-//! of one that is evicted and gives the quota back only then, and says whether pods are ready and how the job ended.
+//! Whether Kueue admits a job that names a queue. The operator does what Kueue's job reconciler
+//! does for built-in kinds (`pkg/controller/jobframework/reconciler.go`): it creates the Workload
+//! (`build/workload.rs`), stops the gang after an eviction before it releases the quota, and
+//! reports pod readiness and the job's end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ pub(crate) struct Queue {
     /// Whether Kueue's objects have been listed.
     pub(crate) is_known: bool,
     pub(crate) workload: Option<Arc<Workload>>,
-    /// The flavors that it names, as far as there are such.
+    /// Its assigned flavors that exist.
     pub(crate) flavors: BTreeMap<String, Arc<ResourceFlavor>>,
-    /// The priority of the job's class; `None` where there is no such class.
+    /// The priority of the job's class; `None` if the class does not exist.
     pub(crate) priority: Option<i32>,
 }
 
@@ -25,20 +26,20 @@ pub(crate) struct Queue {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AdmissionState {
     NotAsked,
-    /// Nothing is known of its Workload.
+    /// Kueue's objects are not listed yet.
     Unknown,
     Absent,
-    /// Kueue lets it wait, in these words.
+    /// It waits, with Kueue's message.
     Waits(String),
-    /// Kueue takes back what it had, in these words.
+    /// It is evicted, with Kueue's message.
     Evicted(String),
-    /// It was granted quota of a flavor of this name, which there is not, or not any more.
+    /// Its quota is of this flavor, which does not exist.
     NoFlavor(String),
     Granted(AdmissionStatus),
 }
 
 impl AdmissionState {
-    /// Why a gang that has GPUs must let go of them, if it must. Where nothing is known, it keeps them.
+    /// Why a gang must release its GPUs, if it must. If nothing is known, it keeps them.
     pub(crate) fn ends_gang(&self) -> Option<&str> {
         match self {
             Self::NotAsked | Self::Unknown | Self::NoFlavor(_) | Self::Granted(_) => None,
@@ -48,7 +49,7 @@ impl AdmissionState {
     }
 }
 
-/// What Kueue says of a job.
+/// Kueue's decision about a job.
 pub(crate) fn admission_state(valid: &ValidatedJob, queue: &Queue) -> AdmissionState {
     if valid.queue_name.is_none() {
         return AdmissionState::NotAsked;
@@ -76,7 +77,7 @@ pub(crate) fn admission_state(valid: &ValidatedJob, queue: &Queue) -> AdmissionS
     granted(workload, &queue.flavors).map_or_else(AdmissionState::NoFlavor, AdmissionState::Granted)
 }
 
-/// Whether what was granted is what was recorded, whenever that was.
+/// Whether the grant equals the recorded one, apart from its time.
 pub(crate) fn is_recorded(granted: &AdmissionStatus, recorded: Option<&AdmissionStatus>) -> bool {
     recorded.is_some_and(|recorded| {
         let timeless = AdmissionStatus {
@@ -87,7 +88,7 @@ pub(crate) fn is_recorded(granted: &AdmissionStatus, recorded: Option<&Admission
     })
 }
 
-/// What a Workload was granted, or the flavor that is not known.
+/// A Workload's grant, or the missing flavor.
 fn granted(
     workload: &Workload,
     flavors: &BTreeMap<String, Arc<ResourceFlavor>>,

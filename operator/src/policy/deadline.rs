@@ -1,12 +1,12 @@
-//! When a job has taken too long.
+//! When a job exceeds its deadline.
 
 use std::time::Duration;
 
 use crds::Phase;
 use jiff::{SignedDuration, Timestamp};
 
-/// Whether a job that had its first gang at `started` has used up its time. A job that is suspended, or stopping for
-/// it, has no deadline: its clock starts anew when it is resumed.
+/// Whether a job whose first gang was placed at `started` has used up its time. A suspended or
+/// suspending job has no deadline: its clock restarts when it is resumed.
 pub(crate) fn is_over(
     deadline: Option<Duration>,
     started: Option<Timestamp>,

@@ -6,9 +6,9 @@ use contract::Progress;
 use crds::conditions::types;
 use crds::status::ViTTrainingJobStatus;
 
-/// Whether training on `to` nodes instead of `from` ends sooner, although a new gang has to start first. That takes as long
-/// as the present one took from its placement until it ran, and at most `start_timeout`: a pod that was not ready for a
-/// moment since makes it look longer. Where the rest of the training is of unknown length, it does.
+/// Whether training ends sooner on `to` nodes than on `from`, including the start of a new gang.
+/// The start is assumed to last as long as the present gang's, at most `start_timeout`: a pod that
+/// was briefly not ready makes it look longer. If the remaining time is unknown, growing pays off.
 pub(crate) fn pays_off(
     status: &ViTTrainingJobStatus,
     progress: &Progress,
@@ -54,7 +54,7 @@ mod tests {
             (20, Some(70), 3, 4, false),
             (20, Some(0), 1, 8, false),
             (20, None, 1, 2, true),
-            // No start takes an hour: a pod was not ready for a moment.
+            // No start lasts an hour: a pod was briefly not ready.
             (3600, Some(241), 1, 2, true),
             (3600, Some(239), 1, 2, false),
         ] {

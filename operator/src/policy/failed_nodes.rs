@@ -1,4 +1,4 @@
-//! Nodes on which attempts of a job failed: which of them its next gangs avoid, and until when that is forgotten.
+//! Nodes on which attempts of a job failed, and which of them its next gangs avoid for how long.
 
 use contract::{FailureClass, Progress};
 use crds::ValidatedJob;
@@ -10,22 +10,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::failure::Failure;
 use super::restart::Verdict;
 
-/// What happened on a node is forgotten after so long without another failure there: nodes are repaired, and a job
-/// must not run out of them.
+/// How long a node's last failure is remembered, so that a job does not run out of nodes.
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
-/// Failures on one node, each within that time of the one before, after which it is avoided.
+/// Failures on a node, each within [`REMEMBERED`] of the last, after which it is avoided.
 const FAILURES: i32 = 2;
-/// Nodes that are remembered at most, the latest ones: the status of a job has to stay small.
+/// Most nodes to remember, the latest ones, to keep the status small.
 const MOST_NODES: usize = 16;
 
-/// What a failure says of the node it happened on.
+/// When a failure blames its node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Blame {
     /// The node's hardware is at fault.
     AtOnce,
-    /// It may be the node, or not: once is no pattern.
+    /// The node may be at fault if it fails again.
     WhenRepeated,
-    /// It would have happened anywhere.
+    /// It would have failed anywhere.
     Never,
 }
 
@@ -46,8 +45,8 @@ fn blame(class: FailureClass) -> Blame {
     }
 }
 
-/// Whether a failure that would repeat anywhere else is this node's alone: the data are on the nodes' own disks, the job has
-/// trained on them, and an attempt that has not got on yet cannot read them. `progress` is that of the attempt.
+/// Whether bad data is this node's fault alone: the data is on the nodes' own disks, the job has
+/// trained on it, and this attempt failed before making progress. `progress` is the attempt's.
 pub(crate) fn is_of_the_node(
     class: FailureClass,
     job: &ValidatedJob,
@@ -68,7 +67,7 @@ pub(crate) fn is_of_the_node(
     let is_of_attempt =
         |time: &Option<Time>| matches!((time, placed), (Some(time), Some(placed)) if time.0 >= placed.0);
     let reported = progress.map(|progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
-    // What an attempt that is being replaced has reported is only in the status.
+    // Of an attempt being replaced, only the status has the progress.
     let recorded = status
         .progress
         .as_ref()
@@ -81,7 +80,7 @@ pub(crate) fn is_of_the_node(
         && !is_of_attempt(&checkpoint.time)
 }
 
-/// The nodes that are remembered after another failure and its verdict, by name.
+/// The remembered nodes after another failure and its verdict, by name.
 pub(crate) fn after(
     known: &[FailedNodeStatus],
     failure: &Failure,
@@ -119,7 +118,7 @@ pub(crate) fn after(
     nodes
 }
 
-/// Those that are not forgotten yet; of these, the ones with a time are avoided until then.
+/// The nodes still remembered; those with `avoided_until` are avoided until then.
 pub(crate) fn remembered(known: &[FailedNodeStatus], now: Timestamp) -> Vec<FailedNodeStatus> {
     let is_fresh = |node: &&FailedNodeStatus| now.duration_since(node.time.0) < REMEMBERED;
     known.iter().filter(is_fresh).cloned().collect()
@@ -142,10 +141,10 @@ mod tests {
             node: Some(node.into()),
             ..PodView::default()
         };
-        Failure::of_pod(&pod, class, String::new())
+        Failure::from_pod(&pod, class, String::new())
     }
 
-    /// After these failures, each at a second.
+    /// The nodes after these failures, each at a second.
     fn nodes(failures: &[(FailureClass, &str, i64)]) -> Vec<FailedNodeStatus> {
         failures.iter().fold(vec![], |known, (class, node, second)| {
             after(
@@ -245,7 +244,7 @@ mod tests {
             super::is_of_the_node(class, &valid, &status, progress.as_ref())
         };
         let bad_data = FailureClass::BadData;
-        // The step reported by this attempt, and when the status's own was reported: before or after the placement at second 50.
+        // The attempt's step, and when the status's was reported. Placement was at second 50.
         let not_on = (Some(40), 49);
         assert!(is_of_the_node(&on_nodes, bad_data, not_on, Some(49)));
         assert!(is_of_the_node(&on_nodes, bad_data, (None, 49), Some(49)));

@@ -1,4 +1,4 @@
-//! What failed: each pod's failure as a class, and the one to blame for the attempt.
+//! Classifies each pod's failure and finds the root cause of the attempt's.
 
 use contract::exit::ExitCode;
 use contract::{FailureClass, Memory};
@@ -10,23 +10,23 @@ use super::gang::{CannotStart, End, PodView, Trainer};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
-    /// Whether it may be only the echo of another rank's failure.
+    /// Whether it may only be the echo of another rank's failure.
     pub(crate) is_echo: bool,
-    /// That ran out, where it is known.
+    /// The exhausted memory, if known.
     pub(crate) memory: Option<Memory>,
     pub(crate) rank: Option<u32>,
     pub(crate) pod: String,
     pub(crate) node: Option<String>,
-    /// 128 + n where signal n ended it; `None` where no container ended.
+    /// 128 + n if signal n ended it; `None` if no container ended.
     pub(crate) exit_code: Option<u8>,
     pub(crate) message: String,
-    /// `None` where no container ended.
+    /// `None` if no container ended.
     pub(crate) finished_at: Option<Timestamp>,
 }
 
 impl Failure {
-    /// The failure of a pod of which no container has ended.
-    pub(crate) fn of_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
+    /// The failure of a pod without an ended container.
+    pub(crate) fn from_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
             class,
             is_echo: is_echo(class, None, pod.trainer),
@@ -41,22 +41,22 @@ impl Failure {
     }
 }
 
-/// Exit code of a process that SIGABRT has ended.
+/// Exit code after SIGABRT.
 const ABORTED: u8 = 134;
-/// The kubelet's reason where a container reached its memory limit.
+/// The kubelet's reason if a container reached its memory limit.
 const OOM_KILLED: &str = "OOMKilled";
-/// Longest message kept, in bytes: the status is read by people.
+/// Longest message in bytes, to keep the status readable.
 const MESSAGE_BYTES: usize = 1500;
 
-/// Whether a failure may be only the echo of another rank's. Another trainer tells no lost peer from any other error, and NCCL's
-/// watchdog aborts a rank that has waited for one.
+/// Whether a failure may only be the echo of another rank's. Another trainer does not distinguish a
+/// lost peer from other errors, and NCCL's watchdog aborts a rank that waited for one.
 pub(crate) fn is_echo(class: FailureClass, exit_code: Option<u8>, trainer: Trainer) -> bool {
     let may_be_any = || class == FailureClass::Crashed || exit_code == Some(ABORTED);
     class.is_echo() || (trainer == Trainer::External && may_be_any())
 }
 
-/// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
-/// went away without an end of its container comes after those, an echo last.
+/// The root failure of the attempt: the earliest that is not an echo, then a pod that disappeared
+/// without an ended container, then an echo.
 pub(crate) fn root_cause<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<Failure> {
     gang.into_iter().filter_map(failure_of).min_by_key(|failure| {
         let time = failure.finished_at;
@@ -64,7 +64,7 @@ pub(crate) fn root_cause<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Opt
     })
 }
 
-/// How one pod failed; `None` where it did not.
+/// How one pod failed; `None` if it did not.
 pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     let failed_end = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done);
     let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
@@ -79,7 +79,7 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
         (None, Some(end)) => classify(pod, end),
         (None, None) => (FailureClass::PodLost, lost(pod)),
     };
-    // The kubelet tells of a pod's memory only.
+    // The kubelet only reports host memory.
     let memory = match &record {
         Some(record) => record.memory,
         None => failed_end
@@ -94,20 +94,24 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
         rank: record.as_ref().and_then(|record| record.rank),
         exit_code,
         finished_at: failed_end.and_then(|end| end.finished_at),
-        ..Failure::of_pod(pod, class, message)
+        ..Failure::from_pod(pod, class, message)
     })
 }
 
-/// Why a pod will not start, in the kubelet's words.
+/// Why a pod will not start, with the kubelet's message.
 fn start_failure(pod: &PodView) -> Option<Failure> {
     let class = match pod.cannot_start? {
         CannotStart::Misconfigured => FailureClass::BadConfig,
         CannotStart::Refused => FailureClass::StartFailed,
     };
-    Some(Failure::of_pod(pod, class, pod.stuck.clone().unwrap_or_default()))
+    Some(Failure::from_pod(
+        pod,
+        class,
+        pod.stuck.clone().unwrap_or_default(),
+    ))
 }
 
-/// Where the trainer left no record: what the kubelet tells.
+/// Classifies an end without a trainer's record by the kubelet's.
 fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
     let own_words = |otherwise: String| end.message.clone().unwrap_or(otherwise);
     if end.reason == OOM_KILLED {
@@ -131,7 +135,7 @@ fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
         // The operator did not stop it.
         None => (
             FailureClass::PodLost,
-            own_words("the trainer was told to stop from outside and stopped".into()),
+            own_words("the trainer stopped on a SIGTERM that the operator did not send".into()),
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! The gang: the pods of one attempt, as the decisions see them.
+//! The pods of a gang, as seen by decisions.
 
 use contract::TerminationRecord;
 use contract::exit::ExitCode;
@@ -9,24 +9,24 @@ use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
 use planner::facts::resources::{Requests, requests_of};
 
 pub(crate) const CONTAINER: &str = "trainer";
-/// Name of the container that stands beside another trainer's.
+/// Name of the sidecar of another trainer.
 pub(crate) const AGENT: &str = "vit-agent";
 /// Name of the container that fetches the data set before the trainer starts.
 pub(crate) const FETCH: &str = "fetch";
 /// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
 pub(crate) const METRICS_PORT: &str = "metrics";
 
-/// Longest end of a log that is kept, in bytes: the status is read by people.
+/// Longest log tail in bytes, to keep the status readable.
 const LOG_BYTES: usize = 1200;
 
-/// Identifies a pod: names are used again.
+/// Identifies a pod, because names are reused.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct PodId {
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// One of our own pods.
+/// A pod of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodView {
     pub(crate) name: String,
@@ -34,43 +34,43 @@ pub(crate) struct PodView {
     pub(crate) attempt: i32,
     pub(crate) node_rank: usize,
     pub(crate) gang_size: usize,
-    /// The node it is bound to, or pinned to until then.
+    /// The node it is bound to, or else pinned to.
     pub(crate) node: Option<String>,
     pub(crate) state: PodState,
     pub(crate) ready: bool,
     pub(crate) is_grouped: bool,
     pub(crate) trainer: Trainer,
-    /// Its deletion was asked for, by whomever: by when it is to be gone, its own time to end included.
+    /// `metadata.deletionTimestamp`, which includes the grace period.
     pub(crate) deletion_timestamp: Option<Timestamp>,
-    /// It is gone, or its node is.
+    /// It or its node no longer exists.
     pub(crate) lost: bool,
     /// `http://address:port` of its agent.
     pub(crate) agent: Option<String>,
-    /// What keeps it from starting, in the words of scheduler or kubelet.
+    /// What keeps it from starting, as scheduler or kubelet report it.
     pub(crate) stuck: Option<String>,
-    /// Whether what keeps it from starting will not go away by waiting.
+    /// Set if waiting will not make it start.
     pub(crate) cannot_start: Option<CannotStart>,
-    /// Set where kube-scheduler finds it unschedulable or the kubelet did not admit it: what it holds on its node.
+    /// Its requests on its node, if kube-scheduler or the kubelet rejects it.
     pub(crate) rejected: Option<Box<Requests>>,
-    /// How far the container is that fetches the data set, if there is one.
+    /// The state of the container that fetches the data set, if there is one.
     pub(crate) fetch: Option<Fetch>,
-    /// Why it was disrupted, in the words of whoever did it.
+    /// Why it was disrupted, as reported.
     pub(crate) disruption: Option<String>,
-    /// How its container ended. It is large, and nearly all pods have none.
+    /// How its container ended. Boxed, because it is large and most pods have none.
     pub(crate) end: Option<Box<End>>,
 }
 
-/// What runs in a pod.
+/// The trainer of a pod.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Trainer {
-    /// This project's, which tells of itself.
+    /// This project's, which reports its own state.
     #[default]
     Own,
-    /// Another one, of which an agent beside it tells.
+    /// Another one, whose state a sidecar reports.
     External,
 }
 
-/// What a pod does.
+/// The state of a pod.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum PodState {
     /// Not all containers have started.
@@ -81,20 +81,20 @@ pub(crate) enum PodState {
     Failed,
 }
 
-/// How far the data set is fetched.
+/// The state of fetching the data set.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fetch {
-    /// It is, or another pod fetches it for all.
+    /// In progress, here or in another pod for all.
     Runs,
     Done(Timestamp),
 }
 
-/// What no waiting helps against.
+/// Start errors that waiting does not fix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum CannotStart {
-    /// The pod asks for what cannot be, such as an image name that is none: another pod would fail alike.
+    /// The pod is misconfigured, such as an invalid image name: another pod would fail, too.
     Misconfigured,
-    /// The kubelet tried, and tried again: on another node, or later, it may go better.
+    /// The kubelet failed repeatedly; another node or a later try may succeed.
     Refused,
 }
 
@@ -104,23 +104,23 @@ pub(crate) struct End {
     /// The kubelet's reason, such as `OOMKilled`.
     pub(crate) reason: String,
     pub(crate) finished_at: Option<Timestamp>,
-    /// What the trainer left.
+    /// The trainer's termination record.
     pub(crate) record: Option<TerminationRecord>,
-    /// The termination message where it is not a record.
+    /// The termination message if it is not a record.
     pub(crate) message: Option<String>,
 }
 
 impl PodView {
-    /// `None` for pods that are not ours.
+    /// `None` for pods of no job.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let member = Membership::of(pod)?;
         let fetched = terminated(pod, FETCH);
         let ended = terminated(pod, CONTAINER).or(fetched.filter(|fetched| fetched.exit_code != 0));
         let trainer = trainer(pod);
-        // What rank 0 has told last is waited for, as long as that may come.
-        let may_tell = trainer == Trainer::External && member.node_rank == 0 && !has_told(pod);
+        // Wait for the last report of rank 0's sidecar while it may still come.
+        let may_report = trainer == Trainer::External && member.node_rank == 0 && !has_reported(pod);
         let is_done = ended.is_some_and(|ended| ended.exit_code == 0);
-        let ended = ended.filter(|_| !may_tell);
+        let ended = ended.filter(|_| !may_report);
         Some(Self {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
@@ -134,8 +134,9 @@ impl PodView {
                 "Failed" => PodState::Failed,
                 _ => PodState::Pending,
             },
-            // Nothing is wrong with a pod that is done and about to tell so.
-            ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True") || (may_tell && is_done),
+            // A pod that is done and about to report it is healthy.
+            ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True")
+                || (may_report && is_done),
             is_grouped: is_grouped(pod),
             trainer,
             deletion_timestamp: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
@@ -162,12 +163,12 @@ impl PodView {
         }
     }
 
-    /// Whether it holds no GPU any more.
+    /// Whether it no longer holds GPUs.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state, PodState::Succeeded | PodState::Failed)
     }
 
-    /// Whether its container ended otherwise than well.
+    /// Whether its container failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.state == PodState::Failed || self.end.as_ref().is_some_and(|end| end.exit != ExitCode::Done)
     }
@@ -179,7 +180,7 @@ pub(crate) fn is_grouped(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
-/// The statuses of our own containers, those before and beside the trainer first.
+/// The statuses of the operator's containers, init containers first.
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let lists = pod.status.iter().flat_map(|status| {
         [
@@ -219,8 +220,8 @@ fn trainer(pod: &Pod) -> Trainer {
     }
 }
 
-/// Whether the agent, which ends after the trainer, has left its last words, or never will.
-fn has_told(pod: &Pod) -> bool {
+/// Whether the sidecar, which ends after the trainer, has left its last report, or never will.
+fn has_reported(pod: &Pod) -> bool {
     terminated(pod, AGENT).is_some() || matches!(phase(pod), "Succeeded" | "Failed")
 }
 
@@ -281,7 +282,7 @@ fn waiting(pod: &Pod) -> Option<&ContainerStateWaiting> {
     statuses(pod).find_map(|container| container.state.as_ref()?.waiting.as_ref())
 }
 
-/// Whether it is the agent beside another trainer that waits, with which the manifest has nothing to do.
+/// Whether the sidecar of another trainer waits, which is never the manifest's fault.
 fn agent_waits(pod: &Pod) -> bool {
     let waits = |container: &ContainerStatus| {
         container
@@ -292,17 +293,18 @@ fn agent_waits(pod: &Pod) -> bool {
     statuses(pod).any(|container| container.name == AGENT && waits(container))
 }
 
-/// What of `CreateContainerConfigError` is the manifest's fault: a ConfigMap, a Secret or a key of one that there is not, and a user
-/// that may not be (`pkg/kubelet/kubelet_pods.go`, `pkg/kubelet/kuberuntime/security_context_others.go`).
+/// Messages of `CreateContainerConfigError` that are the manifest's fault: a missing ConfigMap,
+/// Secret or key, and a user that is not allowed (`pkg/kubelet/kubelet_pods.go`,
+/// `pkg/kubelet/kuberuntime/security_context_others.go`).
 const MISCONFIGURATIONS: [&str; 3] = ["not found", "couldn't find key", "runAsNonRoot"];
 
-/// What of an image that cannot be pulled is the manifest's fault, in the words of the container runtime: there is no such image, or
-/// no right to it.
+/// Messages of the container runtime for which a failed pull is the manifest's fault: the image
+/// does not exist, or access is denied.
 const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
 
-/// Reads the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A first `ErrImagePull` may be
-/// a moment's trouble of the network; the kubelet backs off only once it has come again. A `CreateContainerConfigError` may be
-/// one of the storage, or of the API server; the kubelet tries again by itself.
+/// Classifies the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A
+/// first `ErrImagePull` may be a transient network error; the kubelet backs off only after it
+/// recurs. Other `CreateContainerConfigError`s may be transient, too; the kubelet retries them.
 fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
     let message = waiting.message.as_deref().unwrap_or_default();
     let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
@@ -317,10 +319,11 @@ fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
     }
 }
 
-/// What a rejected pod holds on its node. One that the kubelet did not admit has failed with a reason, and holds nothing.
+/// The requests of a rejected pod on its node. A pod that the kubelet did not admit has failed with
+/// a reason, and holds nothing.
 fn rejected(pod: &Pod) -> Option<Requests> {
     let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
-    // A scheduler that has nominated a node makes room there by preemption.
+    // A scheduler that nominated a node preempts pods there.
     let is_nominated = status.nominated_node_name.is_some();
     let is_unschedulable = || {
         status.conditions.iter().flatten().any(|condition| {
@@ -352,7 +355,7 @@ fn disruption(pod: &Pod) -> Option<String> {
     })
 }
 
-/// `agent` is the end of what stands beside another trainer, if it has ended: it leaves the record in the trainer's place.
+/// `agent` is the end of another trainer's sidecar, if it has ended: it leaves the record.
 fn end(
     terminated: &ContainerStateTerminated,
     trainer: Trainer,
@@ -369,7 +372,7 @@ fn end(
     };
     let record: Option<TerminationRecord> = record.and_then(|record| serde_json::from_str(&record).ok());
     End {
-        // Linux has no exit codes outside a byte; a runtime that reports one anyway did not run the trainer.
+        // Linux exit codes fit a byte; a runtime that reports a larger one did not run the trainer.
         exit: ExitCode::from_code(u8::try_from(terminated.exit_code).unwrap_or(u8::MAX)),
         reason: terminated.reason.clone().unwrap_or_default(),
         finished_at: terminated.finished_at.as_ref().map(|time| time.0),
@@ -381,7 +384,7 @@ fn end(
     }
 }
 
-/// Of the end of a log, what was printed last: the error itself.
+/// The tail of a log, where the error is.
 fn last_of(message: String) -> String {
     let start = message.len().saturating_sub(LOG_BYTES);
     message[message.ceil_char_boundary(start)..].trim().to_owned()
@@ -406,7 +409,7 @@ mod tests {
         }])
     }
 
-    /// A pod in which an agent stands beside another trainer; the states are those of the two.
+    /// A pod of another trainer with a sidecar, in these container states.
     fn beside_another(phase: &str, agent: &serde_json::Value, trainer: &serde_json::Value) -> PodView {
         let status = |name: &str, state: &serde_json::Value| json!([{"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
         let mut pod = fixtures::pod_objects(1, phase).remove(0);
@@ -442,12 +445,12 @@ mod tests {
         );
         let progress = end.record.and_then(|record| record.progress);
         assert_eq!(progress.map(|progress| progress.step), Some(7));
-        // Its node may have gone before the agent could tell.
+        // Its node may be lost before the sidecar reports.
         let end = beside_another("Failed", &running, &failed)
             .end
             .expect("it has ended");
         assert_eq!((end.record, end.message.is_some()), (None, true));
-        // The last of what it printed is the error.
+        // The end of its output is the error.
         let long = ended(1, &format!("{}\nno such file\n", "é".repeat(LOG_BYTES)));
         let end = beside_another("Failed", &running, &long)
             .end
@@ -499,7 +502,7 @@ mod tests {
         let waiting = json!({"waiting": {"reason": "PodInitializing"}});
         let pod = beside_another("Pending", &pulling, &waiting);
         assert_eq!(pod.stuck.as_deref(), Some("ErrImageNeverPull: absent"));
-        // The manifest has nothing to do with it.
+        // It is not the manifest's fault.
         assert_eq!(pod.cannot_start, Some(CannotStart::Refused));
     }
 

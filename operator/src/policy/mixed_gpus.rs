@@ -1,10 +1,10 @@
-//! What is to be expected of a gang whose GPUs are not alike.
+//! Describes a gang of different GPUs.
 
 use contract::Balance;
 use contract::gpu::peak_flops;
 use crds::status::MixedGroup;
 
-/// In words: how many GPUs of which product, and what that means for a step.
+/// Describes the nodes of each product, and what the mix means for a step.
 pub(crate) fn in_words(groups: &[MixedGroup], balance: Balance) -> String {
     let kinds: Vec<String> = groups
         .iter()
@@ -18,21 +18,21 @@ pub(crate) fn in_words(groups: &[MixedGroup], balance: Balance) -> String {
     let consequence = match (balance, gain) {
         (Balance::Off, None) => "every step waits for the slowest".into(),
         (Balance::Off, Some(gain)) => format!(
-            "every step waits for the slowest; by their peaks, training.balance Weighted could reach {gain}"
+            "every step waits for the slowest; by peak FLOPS, training.balance Weighted could reach {gain}"
         ),
-        (Balance::Weighted, None) => "each takes images by its speed".into(),
+        (Balance::Weighted, None) => "each gets images by its speed".into(),
         (Balance::Weighted, Some(gain)) => {
-            format!("each takes images by its speed; by their peaks, up to {gain} as with even shares")
+            format!("each gets images by its speed; by peak FLOPS, up to {gain} as with even shares")
         }
     };
     format!("GPUs of several kinds ({kinds}): {consequence}")
 }
 
-/// Less is not worth telling: kinds that differ by their driver, say.
+/// Least gain worth reporting: kinds may only differ in their driver.
 const LEAST_GAIN: f64 = 1.05;
 
-/// How many times as fast as with even shares a step could be, by the peaks of all GPUs, of which the gang takes as many on
-/// each node; `None` where one is not known or shared, or all are about as fast.
+/// Speedup of a step over even shares, by the peak FLOPS of all GPUs, the same number on each node.
+/// `None` if a GPU is unknown or shared, or all are about equally fast.
 fn gain(groups: &[MixedGroup]) -> Option<f64> {
     let (mut count, mut sum, mut least) = (0.0, 0.0, f64::INFINITY);
     for kind in groups {
@@ -68,13 +68,13 @@ mod tests {
         // 3 x 312 and 65 in place of 4 x 65.
         assert_eq!(
             in_words(&known, Balance::Weighted),
-            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each takes images by its speed; by their \
-             peaks, up to 3.9 times as many images/s as with even shares"
+            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each gets images by its speed; by peak \
+             FLOPS, up to 3.9 times as many images/s as with even shares"
         );
         assert_eq!(
             in_words(&known, Balance::Off),
-            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest; by their \
-             peaks, training.balance Weighted could reach 3.9 times as many images/s"
+            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest; by peak \
+             FLOPS, training.balance Weighted could reach 3.9 times as many images/s"
         );
         let alike = [group("Tesla-T4", 3), group("Tesla-T4", 1)];
         assert!(in_words(&alike, Balance::Off).ends_with("): every step waits for the slowest"));
@@ -86,6 +86,6 @@ mod tests {
             in_words(&unknown, Balance::Off),
             "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of an unknown product): every step waits for the slowest"
         );
-        assert!(in_words(&unknown, Balance::Weighted).ends_with("): each takes images by its speed"));
+        assert!(in_words(&unknown, Balance::Weighted).ends_with("): each gets images by its speed"));
     }
 }

@@ -1,4 +1,4 @@
-//! Decisions, one file a policy: pure functions over values.
+//! Decisions as pure functions, one file per policy.
 
 pub(crate) mod admission;
 pub(crate) mod deadline;

@@ -1,4 +1,4 @@
-//! Whether a failed attempt is followed by another, and when.
+//! Whether and when a failed attempt is followed by another.
 
 use contract::FailureClass;
 use jiff::SignedDuration;
@@ -8,15 +8,15 @@ use jiff::SignedDuration;
 pub(crate) enum Verdict {
     /// Another attempt from the last checkpoint.
     Restart,
-    /// The same again would fail again.
+    /// Another attempt would fail in the same way.
     NotRetryable,
     /// `failurePolicy.maxRestarts` is used up.
     Exhausted,
 }
 
-/// Decides by the class of the failure to blame, whether the next attempt is another where it matters (it avoids
-/// [the node that failed](super::failed_nodes::is_of_the_node), or [takes less memory](super::strategy::takes_less)), and by the
-/// number of failed attempts since the last new checkpoint, this one included.
+/// Decides by the class of the root failure and the failed attempts since the last new checkpoint,
+/// this one included. `next_differs` says whether the next attempt avoids [the node that
+/// failed](super::failed_nodes::is_of_the_node) or [uses less memory](super::strategy::takes_less).
 pub(crate) fn verdict(
     class: FailureClass,
     next_differs: bool,
@@ -32,19 +32,19 @@ pub(crate) fn verdict(
     }
 }
 
-/// Time between a failure and the next attempt: doubles with every failure since the last new checkpoint, up to a
-/// minute.
+/// Time between a failure and the next attempt: doubles with each failure since the last new
+/// checkpoint, up to a minute.
 pub(crate) fn back_off(failures_since_checkpoint: i32) -> SignedDuration {
     let doublings = u32::try_from(failures_since_checkpoint - 1).unwrap_or(0).min(6);
     SignedDuration::from_secs((1_i64 << doublings).min(60))
 }
 
-/// How long an attempt whose only known failure is an echo keeps its pods, so that the record of the rank that caused
-/// it can still come in. Kubelets report an ended container within a second.
+/// How long an attempt whose only known failure is an echo keeps its pods, so that the record of
+/// the causing rank can still arrive. Kubelets report an ended container within a second.
 pub(crate) const SETTLE: SignedDuration = SignedDuration::from_secs(3);
 
-/// Seconds that the pods left of a failed attempt get to end. Rank 0 may still be writing its last checkpoint; the others
-/// may be in a collective with a peer that will never answer, and hold GPUs.
+/// Grace period in seconds for the remaining pods of a failed attempt. Rank 0 may be writing its
+/// last checkpoint; others may hold GPUs in a collective with a peer that will never answer.
 pub(crate) const STOP_AFTER_FAILURE_SECONDS: u32 = 30;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! When a gang is given up that runs and does not get on.
+//! When a running gang counts as stalled.
 //!
-//! Two signs have to agree. The first is the operator's own: for as long as the bound, every answer of rank 0's agent
-//! showed the same step, or the same batch of an evaluation. The second is what the agents say, of every pod that
-//! answers, by their own clocks: that no rank has got on for as long. Ranks take their steps together, so those of a pod
-//! that does not answer cannot have got further; and a pod that merely cannot be reached is no sign of anything.
+//! Two signs have to agree. The first is the operator's: for the bound's duration, every answer of
+//! rank 0's agent showed the same step or evaluation batch. The second is the agents', by their own
+//! clocks: no rank of any pod that answers made progress for as long. Ranks step together, so ranks
+//! of a pod that does not answer cannot be further; an unreachable pod alone proves nothing.
 //!
-//! Where rank 0's own agent does not answer, nothing is known about steps. Its silence for as long as the bound is then the first
-//! sign, and the second is that its kubelet does not find the pod ready, either.
+//! If rank 0's agent does not answer, steps are unknown. Then its silence for the bound's duration
+//! is the first sign, and the second is that its kubelet reports the pod as not ready.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use jiff::Timestamp;
 use super::failure::Failure;
 use super::gang::{PodView, Trainer};
 
-/// Without a bound of the job's own, so many of its median steps make a stall,
+/// The default bound in median steps,
 const MEDIAN_STEPS: f64 = 10.0;
-/// but no less than this: shared storage that fails over holds all ranks up for minutes, and then goes on.
+/// and at least this long: a failover of shared storage delays all ranks for minutes.
 pub(crate) const LEAST: Duration = Duration::from_secs(300);
 
-/// How long a gang may stand still: as the job says, or by its own median step. `None` before its first step.
+/// How long a gang may make no progress: as given, or by its median step, if it has one.
 pub(crate) fn bound(given: Option<Duration>, median_step_seconds: Option<f64>) -> Option<Duration> {
     given.or_else(|| {
         let seconds = MEDIAN_STEPS * median_step_seconds?;
@@ -30,12 +30,12 @@ pub(crate) fn bound(given: Option<Duration>, median_step_seconds: Option<f64>) -
     })
 }
 
-/// The first sign, and what the agents said when they were asked for the second.
+/// The first sign, and the agents' answers for the second.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Standstill {
-    /// How long the operator has seen rank 0 stand still.
+pub(crate) struct StallSigns {
+    /// How long the operator has seen no progress of rank 0.
     pub(crate) lasted: Duration,
-    /// How long that may be.
+    /// The longest allowed.
     pub(crate) bound: Duration,
     /// The heartbeats of every pod that answered, by node rank.
     pub(crate) answers: Vec<(usize, Heartbeats)>,
@@ -43,41 +43,36 @@ pub(crate) struct Standstill {
 
 /// Rank 0's agent does not answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Silence {
+pub(crate) struct SilentAgent {
     /// How long the operator has been asking.
     pub(crate) lasted: Duration,
-    /// How long that may be.
+    /// The longest allowed.
     pub(crate) bound: Duration,
 }
 
 /// The failure of a gang whose rank 0 answers neither the operator nor its kubelet.
-pub(crate) fn silent(silence: Silence, gang: &[PodView]) -> Option<Failure> {
+pub(crate) fn silent(silence: SilentAgent, gang: &[PodView]) -> Option<Failure> {
     let pod = gang.iter().find(|pod| pod.node_rank == 0)?;
     if silence.lasted < silence.bound || pod.ready || pod.has_ended() {
         return None;
     }
     let message = format!(
-        "the agent of pod {} has not answered for {} s (allowed are {} s; failurePolicy.stallTimeoutSeconds), and its kubelet \
-         does not find it ready",
+        "the agent of pod {} has not answered for {} s (limit {} s; failurePolicy.stallTimeoutSeconds), and its kubelet \
+         reports it as not ready",
         pod.name,
         silence.lasted.as_secs(),
         silence.bound.as_secs(),
     );
-    Some(Failure::of_pod(pod, FailureClass::Stalled, message))
+    Some(Failure::from_pod(pod, FailureClass::Stalled, message))
 }
 
-/// The failure of a gang in which both signs say that it stands still.
-pub(crate) fn stalled(
-    standstill: &Standstill,
-    gang: &[PodView],
-    attempt: i32,
-    now: Timestamp,
-) -> Option<Failure> {
-    let Standstill {
+/// The failure of a gang if both signs say that it is stuck.
+pub(crate) fn stalled(signs: &StallSigns, gang: &[PodView], attempt: i32, now: Timestamp) -> Option<Failure> {
+    let StallSigns {
         lasted,
         bound,
         answers,
-    } = standstill;
+    } = signs;
     let of_this_attempt = |heartbeats: &Heartbeats| i64::from(heartbeats.attempt) == i64::from(attempt);
     if lasted < bound || !answers.iter().all(|(_, heartbeats)| of_this_attempt(heartbeats)) {
         return None;
@@ -86,20 +81,20 @@ pub(crate) fn stalled(
         .iter()
         .flat_map(|(node_rank, heartbeats)| heartbeats.ranks.iter().map(|rank| (*node_rank, rank)))
         .collect();
-    let stands_still = |(_, rank): &(usize, &Heartbeat)| {
+    let is_stuck = |(_, rank): &(usize, &Heartbeat)| {
         rank.activity.is_counted() && rank.idle_seconds >= bound.as_secs_f64()
     };
-    // Rank 0 among them: what it saves, the others wait for while they train.
+    // Including rank 0: the others wait in a step while it saves.
     let is_confirmed = ranks.iter().any(|(_, rank)| rank.rank == 0)
         && (answers.len() > 1 || gang.len() == 1)
-        && ranks.iter().all(stands_still);
+        && ranks.iter().all(is_stuck);
     if !is_confirmed {
         return None;
     }
     let silent = gang
         .iter()
         .find(|pod| answers.iter().all(|(node_rank, _)| *node_rank != pod.node_rank));
-    // The log of another trainer is of rank 0, which may wait for any other.
+    // Another trainer's log is rank 0's, which may wait for any rank.
     let is_external = gang.iter().any(|pod| pod.trainer == Trainer::External);
     let behind = behind(&ranks).filter(|_| !is_external);
     let to_blame = match behind {
@@ -112,7 +107,7 @@ pub(crate) fn stalled(
         .iter()
         .any(|(_, rank)| rank.activity == Activity::Evaluating);
     let mut message = format!(
-        "no rank has finished a {} for {} s, since {} at step {} (allowed are {} s",
+        "no rank has finished a {} for {} s, since {} at step {} (limit {} s",
         if is_evaluating {
             "batch of the evaluation"
         } else {
@@ -124,25 +119,25 @@ pub(crate) fn stalled(
         bound.as_secs(),
     );
     if let Some(median) = ranks.iter().find_map(|(_, rank)| rank.median_step_seconds) {
-        let _ = write!(message, ", a step takes {median:.3} s");
+        let _ = write!(message, ", median step {median:.3} s");
     }
     message.push_str("; failurePolicy.stallTimeoutSeconds): ");
     message.push_str(&match (behind, silent) {
         (Some((_, rank)), _) => describe(rank, step),
         (None, Some(pod)) => format!("the agent of pod {} does not answer", pod.name),
-        (None, None) if is_external => "which rank is waited for is not known".into(),
+        (None, None) if is_external => "the rank that blocks the others is unknown".into(),
         (None, None) => "no rank is behind the others".into(),
     });
     Some(Failure {
         rank: behind.map(|(_, rank)| rank.rank),
-        // Without someone to blame, no node has anything to do with it.
+        // Without a pod to blame, no node is at fault.
         node: to_blame.and_then(|pod| pod.node.clone()),
-        ..Failure::of_pod(to_blame.or(gang.first())?, FailureClass::Stalled, message)
+        ..Failure::from_pod(to_blame.or(gang.first())?, FailureClass::Stalled, message)
     })
 }
 
-/// The rank that the others wait for: the one with the fewest steps, or among equals the one whose process is not free
-/// to run. `None` where nothing tells them apart.
+/// The rank that blocks the others: the one with the fewest steps, then the one whose process
+/// cannot run. `None` if no rank differs.
 fn behind<'a>(ranks: &[(usize, &'a Heartbeat)]) -> Option<(usize, &'a Heartbeat)> {
     let obstacle = |rank: &Heartbeat| match rank.process {
         ProcessState::Stopped => 0,
@@ -156,7 +151,7 @@ fn behind<'a>(ranks: &[(usize, &'a Heartbeat)]) -> Option<(usize, &'a Heartbeat)
     is_alone.then_some(*first)
 }
 
-/// To the second, as people read it.
+/// In whole seconds, for display.
 fn since(now: Timestamp, lasted: Duration) -> Timestamp {
     let seconds = i64::try_from(lasted.as_secs()).unwrap_or(0);
     Timestamp::from_second(now.as_second() - seconds).unwrap_or(now)
@@ -196,8 +191,8 @@ mod tests {
         }
     }
 
-    /// Ranks of one pod each, which stand still for 70 s.
-    fn standstill(ranks: impl IntoIterator<Item = Heartbeat>) -> Standstill {
+    /// Signs of a stall of 70 s, with one rank per pod.
+    fn stall_signs(ranks: impl IntoIterator<Item = Heartbeat>) -> StallSigns {
         let answer = |rank: Heartbeat| {
             let heartbeats = Heartbeats {
                 attempt: 1,
@@ -205,15 +200,15 @@ mod tests {
             };
             (heartbeats.ranks[0].rank as usize, heartbeats)
         };
-        Standstill {
+        StallSigns {
             lasted: Duration::from_secs(70),
             bound: MINUTE,
             answers: ranks.into_iter().map(answer).collect(),
         }
     }
 
-    fn judged(standstill: &Standstill) -> Option<Failure> {
-        stalled(standstill, &gang(1), 1, at(1000))
+    fn judged(signs: &StallSigns) -> Option<Failure> {
+        stalled(signs, &gang(1), 1, at(1000))
     }
 
     #[test]
@@ -233,7 +228,7 @@ mod tests {
             process: ProcessState::Stopped,
             ..rank(1, 7, 71.0)
         };
-        let failure = judged(&standstill([rank(0, 7, 70.5), stopped])).expect("stalled");
+        let failure = judged(&stall_signs([rank(0, 7, 70.5), stopped])).expect("stalled");
         assert_eq!(failure.class, FailureClass::Stalled);
         assert_eq!(
             (failure.rank, failure.pod.as_str(), failure.node.as_deref()),
@@ -243,7 +238,7 @@ mod tests {
         assert_eq!(
             failure.message,
             format!(
-                "no rank has finished a step for 70 s, since {since} at step 7 (allowed are 60 s, a step takes 0.250 s; \
+                "no rank has finished a step for 70 s, since {since} at step 7 (limit 60 s, median step 0.250 s; \
                  failurePolicy.stallTimeoutSeconds): rank 1: its process is stopped by a signal or a debugger"
             )
         );
@@ -255,23 +250,23 @@ mod tests {
             process: ProcessState::Uninterruptible,
             ..rank(0, 7, 70.5)
         };
-        let failure = judged(&standstill([waiting, rank(1, 6, 70.5)])).expect("stalled");
+        let failure = judged(&stall_signs([waiting, rank(1, 6, 70.5)])).expect("stalled");
         assert_eq!(failure.rank, Some(1));
         assert_contains(&failure.message, "rank 1 is at step 6: its process runs or waits");
     }
 
     #[test]
     fn where_nothing_tells_ranks_apart_no_node_is_blamed() {
-        let failure = judged(&standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)])).expect("stalled");
+        let failure = judged(&stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)])).expect("stalled");
         assert_eq!((failure.rank, failure.node), (None, None));
         assert_contains(&failure.message, "no rank is behind the others");
     }
 
     #[test]
     fn either_sign_alone_is_no_stall() {
-        let both = standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
+        let both = stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
         assert!(judged(&both).is_some());
-        let early = Standstill {
+        let early = StallSigns {
             lasted: Duration::from_secs(59),
             ..both.clone()
         };
@@ -280,13 +275,13 @@ mod tests {
             None,
             "the operator has not looked for long enough"
         );
-        let moving = standstill([rank(0, 7, 70.0), rank(1, 7, 0.2)]);
+        let moving = stall_signs([rank(0, 7, 70.0), rank(1, 7, 0.2)]);
         assert_eq!(judged(&moving), None, "rank 1 has finished a step");
-        let alone = standstill([rank(0, 7, 70.0)]);
+        let alone = stall_signs([rank(0, 7, 70.0)]);
         assert_eq!(judged(&alone), None, "nobody but rank 0's own agent says so");
-        let others = standstill([rank(1, 7, 70.0)]);
+        let others = stall_signs([rank(1, 7, 70.0)]);
         assert_eq!(judged(&others), None, "rank 0's agent does not answer");
-        assert_eq!(judged(&standstill([])), None, "nobody answers");
+        assert_eq!(judged(&stall_signs([])), None, "nobody answers");
         let other_attempt = stalled(&both, &gang(2), 2, at(1000));
         assert_eq!(other_attempt, None, "it was the gang before");
     }
@@ -295,7 +290,7 @@ mod tests {
     fn an_agent_of_rank_0_that_does_not_answer_is_a_stall_where_its_kubelet_finds_the_same() {
         let mut gang = gang(1);
         gang[0].ready = false;
-        let silence = |seconds| Silence {
+        let silence = |seconds| SilentAgent {
             lasted: Duration::from_secs(seconds),
             bound: MINUTE,
         };
@@ -307,8 +302,8 @@ mod tests {
         );
         assert_eq!(
             failure.message,
-            "the agent of pod digits-1-0 has not answered for 60 s (allowed are 60 s; failurePolicy.stallTimeoutSeconds), and its \
-             kubelet does not find it ready"
+            "the agent of pod digits-1-0 has not answered for 60 s (limit 60 s; failurePolicy.stallTimeoutSeconds), and its \
+             kubelet reports it as not ready"
         );
         gang[0].ready = true;
         gang[1].ready = false;
@@ -328,7 +323,7 @@ mod tests {
             for busy in [0, 1] {
                 let mut ranks = [rank(0, 7, 700.0), rank(1, 7, 700.0)];
                 ranks[busy].activity = activity;
-                assert_eq!(judged(&standstill(ranks)), None, "{activity:?} on rank {busy}");
+                assert_eq!(judged(&stall_signs(ranks)), None, "{activity:?} on rank {busy}");
             }
         }
     }
@@ -339,9 +334,9 @@ mod tests {
             activity: Activity::Evaluating,
             ..rank(number, 7, idle_seconds)
         };
-        let busy = standstill([evaluating(0, 70.0), evaluating(1, 3.0)]);
+        let busy = stall_signs([evaluating(0, 70.0), evaluating(1, 3.0)]);
         assert_eq!(judged(&busy), None, "rank 0 has done its share, rank 1 not yet");
-        let failure = judged(&standstill([evaluating(0, 70.0), evaluating(1, 71.0)])).expect("stalled");
+        let failure = judged(&stall_signs([evaluating(0, 70.0), evaluating(1, 71.0)])).expect("stalled");
         assert_contains(
             &failure.message,
             "no rank has finished a batch of the evaluation for 70 s",
@@ -350,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_gang_of_one_pod_has_its_agent_as_the_second_sign() {
-        let alone = standstill([rank(0, 7, 70.0)]);
+        let alone = stall_signs([rank(0, 7, 70.0)]);
         let failure = stalled(&alone, &[pod(1, 0)], 1, at(1000)).expect("stalled");
         assert_eq!((failure.rank, failure.node.as_deref()), (Some(0), Some("a")));
     }
@@ -364,7 +359,7 @@ mod tests {
             node: Some("c".into()),
             ..pod(1, 0)
         });
-        let two = standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
+        let two = stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
         let failure = stalled(&two, &gang, 1, at(1000)).expect("stalled");
         assert_eq!((failure.rank, failure.node.as_deref()), (None, Some("c")));
         assert_contains(&failure.message, "the agent of pod digits-1-2 does not answer");

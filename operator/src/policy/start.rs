@@ -1,4 +1,4 @@
-//! When a gang is given up that does not start, and when it is placed again because a node no longer fits.
+//! When a starting gang times out, and when it is placed again because a node no longer fits.
 
 use contract::FailureClass;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
@@ -11,8 +11,8 @@ use planner::policy::request::Shape;
 use super::failure::Failure;
 use super::gang::{Fetch, PodState, PodView};
 
-/// Time until a gang that starts is given up: that of its first pod which is not ready. None if each is, or fetches the data set, which
-/// takes any time.
+/// Time until a starting gang times out, by its earliest pod that is not ready. `None` if all are
+/// ready or fetching the data set, which has no time limit.
 pub(crate) fn left<'a>(
     gang: impl IntoIterator<Item = &'a PodView>,
     job: &ViTTrainingJob,
@@ -34,8 +34,8 @@ fn is_late(pod: &PodView) -> bool {
     !pod.ready && pod.state != PodState::Succeeded && pod.fetch != Some(Fetch::Runs)
 }
 
-/// Why the node of a rejected pod no longer fits it: another pod took its place, or the node has changed. `None` where the node fits
-/// as far as the planner knows, so that it would choose it again.
+/// Why the node of a rejected pod no longer fits: another pod took its place, or the node changed.
+/// `None` if the planner would choose the node again.
 pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
     let own = pod.rejected.as_deref()?;
     let mut others = node.clone();
@@ -43,8 +43,8 @@ pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Re
     refusal(pod.node.as_deref()?, &others, shape)
 }
 
-/// The failure of a gang of which not every pod is ready when its time is over. To blame is the first pod of which scheduler
-/// or kubelet say what is in its way, then the first that has not started.
+/// The failure of a gang with pods not ready after its start timeout. Blames the first pod with an
+/// obstacle reported by scheduler or kubelet, then the first that has not started.
 pub(crate) fn overdue(
     gang: &[PodView],
     job: &ViTTrainingJob,
@@ -71,7 +71,7 @@ pub(crate) fn overdue(
         job.spec.scheduling.start_timeout_seconds,
         pod.name
     );
-    Some(Failure::of_pod(pod, FailureClass::StartFailed, message))
+    Some(Failure::from_pod(pod, FailureClass::StartFailed, message))
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{assert_contains, at, gang, job_in, pod};
 
-    /// Of a gang that was placed at second 0 and has a minute.
+    /// Of a gang placed at second 0 with a timeout of a minute.
     fn overdue_at(second: i64, gang: &[PodView]) -> Option<Failure> {
         let mut job = job_in(Phase::Starting, 1);
         job.spec.scheduling.start_timeout_seconds = 60;
@@ -138,11 +138,11 @@ mod tests {
         let done = |second| Some(Fetch::Done(at(second)));
         let runs = Some(Fetch::Runs);
         assert_eq!(overdue_at(9000, &pods(runs, runs)), None);
-        // The trainer of the one does not start, while the other fetches.
+        // One trainer does not start while the other pod fetches.
         let fetched = pods(done(500), runs);
         assert_eq!(overdue_at(559, &fetched), None);
         assert!(overdue_at(560, &fetched).is_some());
-        // And a pod that never got so far has had its time from the placement on.
+        // A pod that never fetched has its time from the placement on.
         assert_eq!(overdue_at(59, &pods(None, runs)), None);
         assert!(overdue_at(60, &pods(None, runs)).is_some());
     }

@@ -1,8 +1,8 @@
-//! Which ranks are named as stragglers: those that stay slow.
+//! Finds stragglers: ranks that stay slow.
 //!
-//! Rank 0 tells after every interval of its log which ranks computed for longer than the others. Single intervals say
-//! little, on a busy machine least of all, so what counts is an exponentially weighted mean over half a minute. A rank
-//! is named when that rises above one threshold, and until it falls below another.
+//! Rank 0 reports after each log interval which ranks computed longer than the others. Single
+//! intervals are noisy, so an exponentially weighted mean over half a minute counts. A rank is a
+//! straggler once the mean exceeds one threshold, until it falls below another.
 
 use std::collections::BTreeMap;
 
@@ -11,41 +11,41 @@ use contract::{Progress, SlowRank};
 use crds::status::StragglerStatus;
 use jiff::Timestamp;
 
-/// A rank is named once its mean slowdown is that much.
+/// Mean slowdown from which a rank is a straggler.
 const NAMED_FROM: f64 = 1.33;
-/// It is named no more once it is below that.
+/// Mean slowdown below which it no longer is.
 const NAMED_TO: f64 = LEAST_SLOWDOWN;
-/// What is not worth reporting counts as that,
+/// Slowdown of a rank that is not reported.
 const NOT_SLOW: f64 = 1.0;
-/// and no record counts for more than this: one terrible interval is no straggler.
+/// Cap of a record's slowdown: one bad interval does not make a straggler.
 const MOST: f64 = 2.0;
 /// Time constant of the mean.
 const SECONDS: f64 = 30.0;
-/// Largest weight of one record, however long ago the one before is.
+/// Largest weight of one record, even after a long pause.
 const LARGEST_WEIGHT: f64 = 0.25;
-/// Below this mean a rank is forgotten.
+/// Mean below which a rank is forgotten.
 const FORGOTTEN: f64 = 1.01;
 
-/// What is remembered of one attempt's slow ranks.
+/// The slow ranks of one attempt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SlowRanks {
     attempt: u32,
-    /// Step of the newest record, and when it was looked at.
+    /// Step of the newest record, and when it was processed.
     newest: Option<(u64, Timestamp)>,
     ranks: BTreeMap<u32, Slow>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slow {
-    /// As it was reported last.
+    /// Its last report.
     reported: SlowRank,
     mean: f64,
     is_straggler: bool,
 }
 
 impl SlowRanks {
-    /// After another record. `known` are the stragglers of the status: where nothing is remembered of this attempt, they are
-    /// what the last leader had found.
+    /// After another record. `known` are the stragglers in the status, to resume an attempt that
+    /// another leader observed.
     pub(crate) fn after(&self, record: &Progress, known: &[StragglerStatus], now: Timestamp) -> Self {
         let mut next = if self.attempt == record.attempt {
             self.clone()
@@ -55,7 +55,7 @@ impl SlowRanks {
         let weight = match next.newest {
             Some((step, _)) if step == record.step => return next,
             Some((_, looked_at)) => weight(now.duration_since(looked_at).as_secs_f64()),
-            // It may be of any time.
+            // The record may be old.
             None => 0.0,
         };
         next.newest = Some((record.step, now));
@@ -71,7 +71,7 @@ impl SlowRanks {
             let reported = record.slow_ranks.iter().find(|reported| reported.rank == *rank);
             let was_named = slow.is_straggler;
             slow.add(reported, weight);
-            // The status has room for so many; who is named stays, so that names do not come and go.
+            // The status has limited room; known stragglers stay, so that they do not alternate.
             slow.is_straggler &= was_named || named < MOST_SLOW_RANKS;
             named = named - usize::from(was_named) + usize::from(slow.is_straggler);
             slow.is_straggler || slow.mean >= FORGOTTEN
@@ -100,20 +100,20 @@ impl SlowRanks {
         }
     }
 
-    /// The stragglers, as they were reported last.
+    /// The last reports of the stragglers.
     pub(crate) fn stragglers(&self) -> Vec<SlowRank> {
         let stragglers = self.ranks.values().filter(|slow| slow.is_straggler);
         stragglers.map(|slow| slow.reported).collect()
     }
 }
 
-/// Weight of a record so many seconds after the one before.
+/// Weight of a record this many seconds after the last.
 fn weight(seconds: f64) -> f64 {
     (1.0 - (-seconds / SECONDS).exp()).clamp(0.0, LARGEST_WEIGHT)
 }
 
 impl Slow {
-    /// Adds a record that reports it, or in which it is not slow.
+    /// Adds a record; `reported` is `None` if the rank was not slow in it.
     fn add(&mut self, reported: Option<&SlowRank>, weight: f64) {
         self.reported = reported.copied().unwrap_or(self.reported);
         let slowdown = reported.map_or(NOT_SLOW, |reported| reported.slowdown);
@@ -163,7 +163,8 @@ mod tests {
         assert_eq!(ranks.stragglers().len(), MOST_SLOW_RANKS);
     }
 
-    /// Looks at a record every two seconds, in which rank 3 is this slow; the seconds until it is named, or is no longer.
+    /// Adds a record every two seconds with this slowdown of rank 3; returns the seconds until the
+    /// rank becomes a straggler, or no longer is.
     fn seconds_until(
         named: bool,
         ranks: &mut SlowRanks,

@@ -1,4 +1,4 @@
-//! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
+//! `parallelism.strategy: Auto`: what the ranks of a gang shard, by the memory of each.
 
 use contract::{Device, FailureClass, Memory, RunConfig};
 use crds::ValidatedJob;
@@ -13,19 +13,19 @@ use super::failure::Failure;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
-/// Of a GPU's memory, what tensors may take: the rest is for the CUDA context, NCCL's communicators, libraries and fragmentation.
+/// Share of GPU memory for tensors; CUDA, NCCL, libraries and fragmentation use the rest.
 const SHARE_FOR_TENSORS: f64 = 0.85;
 
-/// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.
+/// Memory of a CPU rank for anything but tensors: libraries, and images being decoded.
 const BESIDE_TENSORS_MEBIBYTES: i64 = 512;
 
-/// Of what a strategy took that ran out of memory, those after it take as much at the most.
+/// Most memory of a strategy relative to one that ran out of memory.
 const SHARE_AFTER_OUT_OF_MEMORY: f64 = 0.9;
 
-/// The strategy of a gang of so many nodes: the first that fits, or the one that takes the least memory. Where no memory is
-/// known, the first of all, which divides nothing. `None` where the manifest chooses.
+/// The strategy of a gang of this many nodes: the first that fits, else the one that uses the least
+/// memory. If memory is unknown, the first, which shards nothing. `None` if the manifest chooses.
 ///
-/// It takes less than the one that ran out of memory, if one did and there is such a strategy.
+/// After a strategy ran out of memory, the next uses less, if any does.
 pub(crate) fn choose(
     job: &ValidatedJob,
     nodes: u32,
@@ -36,8 +36,8 @@ pub(crate) fn choose(
         return None;
     }
     let available = match job.run_config.device {
-        Device::Cpu => of_limit(job),
-        _ => of_gpus(gpus, &job.pod.gpu_resource),
+        Device::Cpu => memory_of_limit(job),
+        _ => memory_of_gpus(gpus, &job.pod.gpu_resource),
     };
     let all = strategies(&job.run_config_on(nodes), None, None);
     let most = limit(available, out_of_memory);
@@ -59,23 +59,24 @@ pub(crate) fn choose(
     })
 }
 
-/// The most that a strategy may take, in MiB, given the memory that there is, where it is known, and what ran out of it before.
+/// The most memory a strategy may use, in MiB, given the available memory, if known, and the
+/// strategy that ran out of it.
 fn limit(available: Option<i64>, out_of_memory: Option<&StrategyStatus>) -> Option<i64> {
     let after = out_of_memory.map(|failed| most_after(failed, available));
     after.into_iter().chain(available).min()
 }
 
-/// Whether a strategy takes no more than so many MiB, where a limit is known.
+/// Whether a strategy uses at most this many MiB, if a limit is known.
 fn fits(strategy: &footprint::Strategy, most: Option<i64>) -> bool {
     most.is_none_or(|most| strategy.total_bytes <= most as f64 * MEBIBYTE)
 }
 
-/// The job divided as was chosen for the GPUs that its gang has; `None` where it cannot be divided so.
+/// The configuration with the chosen strategy; `None` if it cannot be applied.
 pub(crate) fn applied(chosen: &StrategyStatus, config: &RunConfig) -> Option<RunConfig> {
     settings(chosen).applied_to(config)
 }
 
-/// Whether the next attempt takes less memory than this one, which failed for want of it.
+/// Whether the next attempt uses less memory than this one, which ran out of it.
 pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrainingJobStatus) -> bool {
     let Some(failed) = status
         .placement
@@ -84,7 +85,7 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
     else {
         return false;
     };
-    // A pod with GPUs has memory of its own beside, which strategies do not take less of.
+    // Strategies do not reduce the host memory of a pod with GPUs.
     let is_of_ranks = job.run_config.device == Device::Cpu || failure.memory == Some(Memory::Gpu);
     let is_out_of_memory = failure.class == FailureClass::OutOfMemory && is_of_ranks;
     let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
@@ -96,7 +97,7 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
             .any(|strategy| fits(strategy, most))
 }
 
-/// The most that a strategy takes where others ran out of memory, in MiB: as much more as these ranks have more memory.
+/// The most memory, in MiB, a strategy may use after another ran out, scaled by the ranks' memory.
 fn most_after(failed: &StrategyStatus, available_mebibytes: Option<i64>) -> i64 {
     let growth = match (available_mebibytes, failed.available_mebibytes) {
         (Some(now), Some(then)) if then > 0 => now as f64 / then as f64,
@@ -105,7 +106,7 @@ fn most_after(failed: &StrategyStatus, available_mebibytes: Option<i64>) -> i64 
     (failed.memory_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
 }
 
-/// What is told of the choice, and of the strategy that ran out of memory before it.
+/// Describes the choice, and the strategy that ran out of memory before it.
 pub(crate) fn in_words(chosen: &StrategyStatus, out_of_memory: Option<&StrategyStatus>) -> String {
     let words = choice_in_words(chosen);
     let Some(failed) = out_of_memory else {
@@ -113,7 +114,7 @@ pub(crate) fn in_words(chosen: &StrategyStatus, out_of_memory: Option<&StrategyS
     };
     let words = format!("{words}; {} ran out of memory", failed.name);
     if chosen.memory_mebibytes > most_after(failed, chosen.available_mebibytes) {
-        words + ", and nothing takes less here"
+        words + ", and no strategy uses less here"
     } else {
         words
     }
@@ -123,15 +124,15 @@ fn choice_in_words(chosen: &StrategyStatus) -> String {
     let (name, takes) = (&chosen.name, chosen.memory_mebibytes);
     match chosen.available_mebibytes {
         None => format!(
-            "strategy {name}, because the memory of a rank is not known: no label tells that of its GPUs, or workers.resources \
-             has no memory limit with workers.device cpu"
+            "strategy {name}, because the memory of a rank is unknown: no node label has that of its GPUs, or workers.device is \
+             cpu and workers.resources has no memory limit"
         ),
         Some(available) if takes <= available => {
             format!("strategy {name} ({takes} of {available} MiB a rank)")
         }
         Some(available) => format!(
-            "strategy {name}, which takes the least memory and still more than there is ({takes} of {available} MiB a rank): \
-             lower training.microBatchSize, or take more GPUs"
+            "strategy {name}, which uses the least memory but more than is available ({takes} of {available} MiB a rank): \
+             lower training.microBatchSize, or use more GPUs"
         ),
     }
 }
@@ -147,10 +148,10 @@ fn settings(chosen: &StrategyStatus) -> Settings {
     }
 }
 
-/// That of the smallest of the GPUs, or of a share of one, in MiB.
-fn of_gpus(gpus: &Gpus, resource: &str) -> Option<i64> {
+/// The memory for tensors of the smallest GPU, or share of one, in MiB.
+fn memory_of_gpus(gpus: &Gpus, resource: &str) -> Option<i64> {
     let (_, name) = resource.split_once('/').unwrap_or_default();
-    // Where a node has slices of several sizes, its labels describe the whole GPU.
+    // If a node has slices of several sizes, its labels describe the whole GPU.
     if name.starts_with("mig-") {
         return None;
     }
@@ -162,14 +163,14 @@ fn of_gpus(gpus: &Gpus, resource: &str) -> Option<i64> {
         }
     };
     let all = match gpus {
-        Gpus::Like(group) => of_rank(group),
+        Gpus::Identical(group) => of_rank(group),
         Gpus::Mixed(groups) => groups.keys().map(of_rank).min().flatten(),
     };
     all.map(|mebibytes| (mebibytes as f64 * SHARE_FOR_TENSORS) as i64)
 }
 
-/// A rank's part of its pod's limit, in MiB.
-fn of_limit(job: &ValidatedJob) -> Option<i64> {
+/// A rank's share of its pod's memory limit, in MiB.
+fn memory_of_limit(job: &ValidatedJob) -> Option<i64> {
     let limit = whole(job.pod.resources.limits.as_ref()?.get(MEMORY)?)?;
     let of_rank = limit / i64::from(job.gpus_per_node()) / (1 << 20);
     Some((of_rank - BESIDE_TENSORS_MEBIBYTES).max(0))
@@ -191,7 +192,7 @@ mod tests {
     use crate::fixtures::{job, tesla_t4};
     use crate::policy::gang::PodView;
 
-    /// ViT-L/16 on two nodes of four GPUs, whose strategy the operator chooses.
+    /// ViT-L/16 on two nodes of four GPUs; the operator chooses the strategy.
     fn large(device: &str, limits: &serde_json::Value) -> ValidatedJob {
         let mut manifest = serde_json::to_value(job()).expect("JSON");
         manifest["spec"]["model"]["name"] = json!("vit_large_patch16_224");
@@ -204,7 +205,7 @@ mod tests {
     }
 
     fn gpus(memory_mebibytes: Option<i64>, replicas: Option<i64>) -> Gpus {
-        Gpus::Like(GpuGroup {
+        Gpus::Identical(GpuGroup {
             memory_mebibytes,
             replicas,
             ..tesla_t4()
@@ -231,8 +232,7 @@ mod tests {
             "strategy zeroStage 3, block (1010 of 1360 MiB a rank)"
         );
         assert!(
-            in_words(&chosen(100), None)
-                .contains("which takes the least memory and still more than there is")
+            in_words(&chosen(100), None).contains("which uses the least memory but more than is available")
         );
     }
 
@@ -248,7 +248,7 @@ mod tests {
         // Two pods share a GPU.
         assert_eq!(available(&gpus(Some(10_000), Some(2))), Some(4_250));
         let of = |memory| match gpus(memory, None) {
-            Gpus::Like(group) => (group, 1),
+            Gpus::Identical(group) => (group, 1),
             Gpus::Mixed(_) => unreachable!(),
         };
         let mixed = |groups: [(GpuGroup, usize); 2]| Gpus::Mixed(BTreeMap::from(groups));
@@ -257,20 +257,20 @@ mod tests {
             Some(8_500)
         );
         assert_eq!(available(&mixed([of(Some(10_000)), of(None)])), None);
-        // How much of a GPU is not told.
+        // The share of a GPU is unknown.
         for resource in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"] {
             let mut slices = large("auto", &json!({}));
             slices.pod.gpu_resource = resource.into();
             let found = choose(&slices, 2, &gpus(Some(10_000), None), None).expect("a strategy");
             assert_eq!(found.available_mebibytes, None, "{resource}");
         }
-        // On CPUs that of the pod, by four ranks.
+        // On CPUs, the pod's memory divided by four ranks.
         let on_cpus = large("cpu", &json!({"memory": "8Gi"}));
         let found = choose(&on_cpus, 2, &gpus(Some(10_000), None), None).expect("a strategy");
         assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
     }
 
-    /// After a rank of that attempt ran out of this memory.
+    /// After a rank of the attempt ran out of this memory.
     fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, memory: Memory, class: FailureClass) -> bool {
         let status = ViTTrainingJobStatus {
             placement: Some(PlacementStatus {
@@ -282,7 +282,7 @@ mod tests {
         };
         let failure = Failure {
             memory: Some(memory),
-            ..Failure::of_pod(&PodView::default(), class, "in the words of libtorch".into())
+            ..Failure::from_pod(&PodView::default(), class, "libtorch's message".into())
         };
         takes_less(&failure, job, &status)
     }
@@ -310,10 +310,10 @@ mod tests {
         );
         assert!(names.len() > 4, "{names:?}");
         assert!(in_words(&tried[1], tried.first()).ends_with("; zeroStage 0 ran out of memory"));
-        // On fewer nodes each rank has more.
+        // On fewer nodes each rank stores more.
         let last = tried.last().expect("a strategy");
         let fewer = choose(&job, 1, &gpus, Some(last)).expect("a strategy");
-        assert!(in_words(&fewer, Some(last)).ends_with(" ran out of memory, and nothing takes less here"));
+        assert!(in_words(&fewer, Some(last)).ends_with(" ran out of memory, and no strategy uses less here"));
     }
 
     #[test]
@@ -350,7 +350,7 @@ mod tests {
                 (0, None),
                 "{device}"
             );
-            assert!(in_words(&found, None).contains("the memory of a rank is not known"));
+            assert!(in_words(&found, None).contains("the memory of a rank is unknown"));
         }
     }
 
@@ -364,7 +364,7 @@ mod tests {
         let mut manual = job;
         manual.strategy = Strategy::Manual;
         assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None), None), None);
-        // A number of heads that the model does not have.
+        // The model's heads are not divisible by three.
         let other = StrategyStatus {
             tensor: 3,
             ..chosen(1_600)

@@ -1,5 +1,4 @@
-//! When a gang is stopped without having failed: `spec.suspend`, for another size, because a node no longer fits, or because its
-//! quota is wanted back.
+//! When a healthy gang is stopped: `spec.suspend`, another size, an unfit node, or an eviction.
 
 use crds::Phase;
 
@@ -7,7 +6,7 @@ use crds::Phase;
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum StopReason {
     Suspend,
-    /// The spec does not allow its size any more.
+    /// The spec no longer allows its size.
     Resize,
     /// More nodes are free for an elastic gang.
     Grow {
@@ -15,11 +14,11 @@ pub(crate) enum StopReason {
     },
     /// A pod no longer fits its node, for this reason.
     Unfit(String),
-    /// Kueue does not grant the job GPUs any more, in these words.
+    /// Kueue no longer grants the job GPUs, with this message.
     Evict(String),
 }
 
-/// Whether a gang in this phase and of this size is to be stopped, given what the spec allows.
+/// Whether to stop a gang in this phase and of this size, given `suspend` and the allowed sizes.
 pub(crate) fn stop_wanted(
     phase: Phase,
     gang_size: usize,

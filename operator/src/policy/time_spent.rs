@@ -1,5 +1,5 @@
-//! What a job spends its time on (effective training time ratio): accounted for whenever its phase changes or rank 0 tells
-//! something new, so that every second from the first GPUs on is in one part, but for those in which the job is suspended.
+//! What a job spends its time on (effective training time ratio), updated when its phase changes or
+//! rank 0 reports progress. Every second since the first GPUs, unless suspended, is in one part.
 
 use contract::{Progress, Spent};
 use crds::Phase;
@@ -9,12 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
 use crate::numbers::rounded;
 
-/// What a job has spent its time on, where its status has become `next`. `None` before its first GPUs, and where its trainer does
-/// not tell.
+/// What a job has spent its time on after its status became `next`. `None` before its first GPUs,
+/// and if its trainer does not report it.
 pub(crate) fn after(
     last: &ViTTrainingJobStatus,
     next: &ViTTrainingJobStatus,
-    told: Option<&Progress>,
+    reported: Option<&Progress>,
     now: Timestamp,
 ) -> Option<TimeSpentStatus> {
     let Some(known) = &last.time_spent else {
@@ -24,12 +24,12 @@ pub(crate) fn after(
             ..TimeSpentStatus::default()
         });
     };
-    let is_told = told.is_some() && next.progress != last.progress;
-    if last.phase == next.phase && last.attempt == next.attempt && !is_told {
+    let is_reported = reported.is_some() && next.progress != last.progress;
+    if last.phase == next.phase && last.attempt == next.attempt && !is_reported {
         return Some(known.clone());
     }
     let mut spent = if last.phase == Some(Phase::Running) {
-        trained(known, next, told, now)?
+        trained(known, next, reported, now)?
     } else {
         known.until(now, last.phase)
     };
@@ -41,17 +41,17 @@ pub(crate) fn after(
     Some(to_milliseconds(spent))
 }
 
-/// The time since then of a gang that trained. What rank 0 tells is a moment old, now more and now less: so it is compared with
-/// all the time that the gang has run, and not with the time since it told something last.
+/// Adds the time since `known` of a gang that trained. Rank 0's reports lag by varying amounts, so
+/// they are compared with the gang's whole running time, not with the time since the last report.
 fn trained(
     known: &TimeSpentStatus,
     next: &ViTTrainingJobStatus,
-    told: Option<&Progress>,
+    reported: Option<&Progress>,
     now: Timestamp,
 ) -> Option<TimeSpentStatus> {
     let last = known.attempt;
-    let mut attempt = match told {
-        Some(progress) => with_told(known, progress, progress.spent?),
+    let mut attempt = match reported {
+        Some(progress) => with_reported(known, progress, progress.spent?),
         None => last,
     };
     let in_parts = |time: &AttemptTime| time.step_seconds + time.evaluation_seconds + time.checkpoint_seconds;
@@ -61,14 +61,14 @@ fn trained(
     if matches!(next.phase, Some(Phase::Running | Phase::Succeeded)) {
         attempt.running_seconds += passed;
     } else {
-        // It has ended, or does so: nobody knows since when.
+        // It has ended or is ending, since an unknown time.
         let until_the_end = (in_parts(&attempt) - in_parts(&last)).clamp(0.0, passed);
         attempt.running_seconds += until_the_end;
         spent.restart_seconds += passed - until_the_end;
     }
     let in_no_part = (attempt.running_seconds - in_parts(&attempt)).max(0.0);
     if last.step_seconds > 0.0 {
-        // What was told first was old, too: some of its steps were taken for the start.
+        // The first report was late, too: some of its steps were counted as start.
         attempt.start_seconds = attempt.start_seconds.min(in_no_part);
         attempt.other_seconds = in_no_part - attempt.start_seconds;
     } else {
@@ -83,12 +83,11 @@ fn trained(
     spent.other_seconds += more(|time| time.other_seconds);
     spent.attempt = attempt;
     spent.updated_at = Some(MicroTime(now));
-    // All is accounted for.
     Some(spent.until(now, None))
 }
 
-/// What an attempt has told until now. Its steps took about the same time each, those that it repeats as well.
-fn with_told(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> AttemptTime {
+/// The attempt's time with a new report. All steps, repeated ones included, count as equally long.
+fn with_reported(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> AttemptTime {
     let reached = u64::try_from(known.reached_step).unwrap_or(0);
     let steps = progress.step.saturating_sub(spent.first_step);
     let repeated = reached.min(progress.step).saturating_sub(spent.first_step);
@@ -99,9 +98,9 @@ fn with_told(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> Atte
     };
     let last = known.attempt;
     AttemptTime {
-        // An answer may overtake another.
+        // Answers may arrive out of order.
         step_seconds: spent.step_seconds.max(last.step_seconds),
-        // Repeated steps are the first ones: their time does not shrink as others follow.
+        // Repeated steps come first: their time does not shrink as others follow.
         repeated_seconds: (spent.step_seconds * share).max(last.repeated_seconds),
         evaluation_seconds: spent.evaluation_seconds.max(last.evaluation_seconds),
         checkpoint_seconds: spent.checkpoint_seconds.max(last.checkpoint_seconds),
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
     use crate::fixtures::at;
 
-    /// A job, and the second of its day.
+    /// A job and the current second.
     #[derive(Default)]
     struct Story {
         status: ViTTrainingJobStatus,
@@ -150,10 +149,10 @@ mod tests {
     }
 
     impl Story {
-        /// After so many seconds the job is in a phase of an attempt, and rank 0 tells what it has spent.
-        fn after(&mut self, seconds: i64, phase: Phase, attempt: i32, told: Option<(u64, Spent)>) {
+        /// After this many seconds the job is in this phase and attempt, with this report.
+        fn after(&mut self, seconds: i64, phase: Phase, attempt: i32, reported: Option<(u64, Spent)>) {
             self.now += seconds;
-            let progress = told.map(|(step, spent)| Progress {
+            let progress = reported.map(|(step, spent)| Progress {
                 attempt: u32::try_from(attempt).expect("a number"),
                 step,
                 spent: Some(spent),
@@ -171,12 +170,12 @@ mod tests {
                 });
             }
             next.time_spent = after(&self.status, &next, progress.as_ref(), self.time());
-            // As the API server gives it back.
+            // As the API server returns it.
             let json = serde_json::to_string(&next).expect("JSON");
             self.status = serde_json::from_str(&json).expect("a status");
         }
 
-        /// Not at the beginning of a second.
+        /// Not on a whole second.
         fn time(&self) -> Timestamp {
             at(self.now) + SignedDuration::from_millis(700)
         }
@@ -185,7 +184,7 @@ mod tests {
             self.status.time_spent.as_ref().expect("it is accounted for")
         }
 
-        /// Every part that is not nothing.
+        /// The nonzero parts.
         fn parts(&self) -> Vec<(&'static str, f64)> {
             let parts = self.spent().parts().into_iter();
             parts.filter(|(_, seconds)| *seconds != 0.0).collect()
@@ -214,7 +213,7 @@ mod tests {
         story.after(7, Phase::Running, 1, Some((4, spent(0, 4.0, 0.0, 0.0))));
         assert_eq!(story.parts(), [("useful", 4.0), ("start", 5.0 + 3.0)]);
         story.after(20, Phase::Running, 1, Some((16, spent(0, 16.0, 5.0, 2.0))));
-        // It fails, which is seen a while later. The checkpoint has 10 of its 16 steps.
+        // It fails, which is noticed later. The checkpoint has 10 of its 16 steps.
         story.after(30, Phase::Restarting, 1, None);
         story.after(2, Phase::Pending, 1, None);
         story.after(100, Phase::Starting, 2, None);
@@ -237,7 +236,7 @@ mod tests {
         let all: f64 = story.spent().parts().iter().map(|(_, seconds)| seconds).sum();
         assert_eq!((all, story.now - 60), (189.0, 189));
         assert_eq!(story.spent().effective_ratio.to_string(), "0.1481");
-        // What comes after its end is no news.
+        // Nothing changes after its end.
         story.after(1000, Phase::Succeeded, 2, None);
         assert_eq!(story.spent().effective_ratio.to_string(), "0.1481");
     }
@@ -247,7 +246,7 @@ mod tests {
         let mut story = Story::default();
         story.after(0, Phase::Starting, 1, None);
         story.after(1, Phase::Running, 1, None);
-        // Rank 0 takes steps all the time. What it tells is up to two seconds old.
+        // Rank 0 always trains; its reports are up to two seconds late.
         for round in 1..=50_u32 {
             let late = f64::from((round + 1) % 3);
             let spent = spent(0, 2.0 * f64::from(round) - late, 0.0, 0.0);

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long a finished job is still kept; `None` is for ever, zero means that it is to go now.
+/// How long a finished job is still kept; `None` is forever, zero means to delete it now.
 pub(crate) fn time_left(
     ttl_seconds: Option<u32>,
     completed: Option<Timestamp>,

@@ -1,4 +1,4 @@
-//! A client of the agents of a gang: rank 0's for its progress record, all of them for the heartbeats of their ranks.
+//! A client of a gang's agents: rank 0's for its progress, all for the heartbeats of their ranks.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ use tracing::debug;
 
 use super::memory::Answer;
 
-/// A look takes at most this long: a node that does not answer must not hold up anything.
+/// Timeout of a request, so that a node that does not answer delays nothing.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// An answer is well below this.
+/// Largest accepted answer.
 const LARGEST_BYTES: usize = 64 * 1024;
-/// Agents that are asked at once.
+/// Concurrent requests.
 const ASKED_AT_ONCE: usize = 64;
 
-/// What agents are asked for.
+/// A poll of agents.
 #[derive(Clone, Debug)]
 pub(crate) enum Poll {
-    /// Of rank 0's agent: its progress record.
+    /// The progress record of rank 0's agent.
     Progress(String),
-    /// Of all agents, by node rank: the heartbeats of their ranks.
+    /// The ranks' heartbeats of all agents, by node rank.
     Heartbeats(Vec<(usize, String)>),
 }
 
-/// What an agent that is there says.
+/// The reply of a running agent.
 enum Reply<T> {
-    Told(T),
+    Value(T),
     NothingYet,
 }
 
@@ -44,7 +44,7 @@ impl AgentClient {
     pub(crate) fn new() -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(TIMEOUT));
-        // Without a timer, connections that nobody uses any more stay open.
+        // Without a timer, unused connections stay open.
         Self(
             Client::builder(TokioExecutor::new())
                 .pool_timer(TokioTimer::new())
@@ -52,7 +52,7 @@ impl AgentClient {
         )
     }
 
-    /// `None` where nothing is to be had now.
+    /// `None` without an answer.
     pub(crate) async fn poll(&self, poll: Poll) -> Option<Answer> {
         match poll {
             Poll::Progress(agent) => self.progress(&agent).await,
@@ -60,20 +60,20 @@ impl AgentClient {
         }
     }
 
-    /// The progress record, or that there is none yet; `None` where nobody answers.
+    /// The progress record, or that there is none yet; `None` without an answer.
     async fn progress(&self, agent: &str) -> Option<Answer> {
         Some(match self.get::<Progress>(agent, "/progress").await? {
-            Reply::Told(progress) => Answer::Progress(Box::new(progress)),
+            Reply::Value(progress) => Answer::Progress(Box::new(progress)),
             Reply::NothingYet => Answer::NoProgress,
         })
     }
 
-    /// The heartbeats of those agents that answer, each with the number it was given here.
+    /// The heartbeats of the agents that answer, each with its given number.
     async fn heartbeats(&self, agents: Vec<(usize, String)>) -> Vec<(usize, Heartbeats)> {
         stream::iter(agents)
             .map(|(number, agent)| async move {
                 match self.get(&agent, "/heartbeats").await? {
-                    Reply::Told(heartbeats) => Some((number, heartbeats)),
+                    Reply::Value(heartbeats) => Some((number, heartbeats)),
                     Reply::NothingYet => None,
                 }
             })
@@ -83,17 +83,16 @@ impl AgentClient {
             .await
     }
 
-    /// What an agent answers, or that it has nothing to answer yet. One that is starting or stopping does not answer, which is no
-    /// fault.
+    /// An agent's reply. One that is starting or stopping does not answer, which is not an error.
     async fn get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Option<Reply<T>> {
         match tokio::time::timeout(TIMEOUT, self.try_get(agent, path)).await {
             Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
-                debug!(agent, path, error, "no answer of an agent");
+                debug!(agent, path, error, "an agent did not answer");
                 None
             }
             Err(_) => {
-                debug!(agent, path, "no answer of an agent in time");
+                debug!(agent, path, "an agent did not answer in time");
                 None
             }
         }
@@ -102,12 +101,12 @@ impl AgentClient {
     async fn try_get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Result<Reply<T>, String> {
         let uri: Uri = format!("{agent}{path}")
             .parse()
-            .map_err(|error| format!("not an address: {error}"))?;
+            .map_err(|error| format!("invalid address: {error}"))?;
         let response = self
             .0
             .get(uri)
             .await
-            .map_err(|error| format!("failed to ask: {error}"))?;
+            .map_err(|error| format!("request failed: {error}"))?;
         if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             return Ok(Reply::NothingYet);
         }
@@ -121,8 +120,8 @@ impl AgentClient {
             .to_bytes();
         let answer = serde_json::from_slice(&body);
         answer
-            .map(Reply::Told)
-            .map_err(|error| format!("not what was asked for: {error}"))
+            .map(Reply::Value)
+            .map_err(|error| format!("unexpected answer: {error}"))
     }
 }
 

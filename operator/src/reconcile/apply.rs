@@ -1,4 +1,4 @@
-//! The fifth of the six calls: carries changes out.
+//! Step 5: applies changes.
 
 use std::time::Duration;
 
@@ -20,13 +20,12 @@ use crate::error::Error;
 use crate::objects::{create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid};
 use crate::policy::gang::{PodId, is_grouped};
 
-/// Calls under way at once for the pods of one gang.
+/// Concurrent calls for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
-/// A round starts no more creations after that time, and leaves the rest of the gang to the next one: its job may have been
-/// suspended, or have failed.
+/// After this time a round leaves the remaining pods to the next, to notice failures.
 const CREATING: Duration = Duration::from_secs(1);
 
-/// Carries changes out by a client. What is there already, or gone already, is as good as done.
+/// Applies changes, idempotently.
 pub(crate) async fn apply(
     context: &Context,
     client: &Client,
@@ -58,7 +57,7 @@ pub(crate) async fn apply(
 
     let gracefully = delete_pods.into_iter().map(|pod| (pod, stop_seconds));
     let by_force = force_delete_pods.into_iter().map(|pod| (pod, Some(0)));
-    // All of them are tried: one that fails must not leave others with their GPUs.
+    // Try all: one failed deletion must not leave GPUs with other pods.
     let deleted: Vec<Result<(), Error>> = stream::iter(gracefully.chain(by_force))
         .map(|(pod, grace_period_seconds)| {
             let parameters = DeleteParams {
@@ -101,7 +100,7 @@ pub(crate) async fn apply(
     if let Some(service) = create_service {
         create(client, job, service).await?;
     }
-    // Before the pods: their ports are closed to others from the first moment.
+    // Before the pods, so that their ports are never open to others.
     if let Some(network_policy) = create_network_policy {
         create(client, job, network_policy).await?;
     }
@@ -113,7 +112,7 @@ pub(crate) async fn apply(
             EventType::Normal,
             conditions::reasons::EXPIRED,
             "Delete",
-            "spec.ttlSecondsAfterFinished is over",
+            "spec.ttlSecondsAfterFinished has passed",
         );
         context.publish(job.object_ref(&()), vec![expired]);
         let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
@@ -143,11 +142,11 @@ async fn change_workload(
         WorkloadChange::UpdateStatus(workload) => replace_status(&api, kind::<Workload>(), &workload)
             .await
             .map(drop),
-        // Kueue's webhook may be away: that is no reason to leave a gang alone.
+        // A gang must not depend on Kueue's webhook.
         WorkloadChange::TryUpdateStatus(workload) => {
             if let Err(error) = replace_status(&api, kind::<Workload>(), &workload).await {
                 context.metrics.failed(error.category());
-                debug!(%error, "Kueue does not know yet whether pods are ready");
+                debug!(%error, "failed to report pod readiness to Kueue");
             }
             Ok(())
         }
@@ -159,7 +158,7 @@ fn api_of_groups(client: &Client, job: &ViTTrainingJob, version: Version) -> Api
     Api::namespaced_with(client.clone(), &namespace, &version.resource())
 }
 
-/// Creates the PodGroup. Where the server no longer serves those, gangs get others, or none, from the next round on.
+/// Creates the PodGroup. If the server no longer serves its version, discovers the version again.
 async fn create_group(
     context: &Context,
     job: &ViTTrainingJob,
@@ -201,7 +200,7 @@ async fn create_gang(
             context.memory.pod_created(&uid, attempt, created);
             Ok(())
         })
-        // In their order, so that of several errors the same one is reported every time.
+        // Ordered, so that of several errors always the same is reported.
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
@@ -216,8 +215,8 @@ async fn create_gang(
 fn warn_of_lost_group(context: &Context) {
     context.has_warned_of_lost_groups.call_once(|| {
         warn!(
-            "an API server dropped spec.schedulingGroup of a pod, so the pods of its gang are bound one by one, although \
-             PodGroups are served: set the feature gate GenericWorkload of all API servers alike, or podGroups of the chart \
+            "an API server dropped spec.schedulingGroup of a pod, so the pods of its gang are bound one by one although \
+             PodGroups are served: set the feature gate GenericWorkload equally on all API servers, or podGroups of the chart \
              to false"
         );
     });

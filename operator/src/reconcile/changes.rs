@@ -1,5 +1,4 @@
-//! The fourth of the six calls: from a plan to the objects that are created and the names that are deleted. Pure and
-//! infallible.
+//! Step 4: the objects that a plan creates and deletes. Pure and infallible.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ use crate::policy::strategy;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
     pub(crate) attempt: i32,
-    /// The version of the PodGroups that gangs get, if they get any.
+    /// The version of gangs' PodGroups, if they get any.
     pub(crate) pod_groups: Option<Version>,
     pub(crate) create_pod_group: Option<DynamicObject>,
     pub(crate) create_config_map: Option<ConfigMap>,
@@ -34,11 +33,11 @@ pub(crate) struct Changes {
     pub(crate) create_network_policy: Option<NetworkPolicy>,
     pub(crate) create_pods: Vec<Pod>,
     pub(crate) delete_pods: Vec<PodId>,
-    /// Seconds that deleted pods get to end; as long as their own specification says, if not given.
+    /// Grace period in seconds of deleted pods; their own if not given.
     pub(crate) stop_seconds: Option<u32>,
     /// Deleted without waiting for their kubelet.
     pub(crate) force_delete_pods: Vec<PodId>,
-    /// The name that ConfigMap and PodGroup of an older attempt have.
+    /// Names of older attempts' ConfigMaps and PodGroups.
     pub(crate) outdated: Vec<String>,
     pub(crate) delete_service: bool,
     pub(crate) delete_network_policy: bool,
@@ -46,24 +45,24 @@ pub(crate) struct Changes {
     pub(crate) delete_job: bool,
 }
 
-/// What is to become of the job's Workload.
+/// The change of the job's Workload.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum WorkloadChange {
     Create(Workload),
     Delete(Arc<Workload>),
     UpdateStatus(Workload),
-    /// The same, where nothing depends on it.
+    /// [`Self::UpdateStatus`] that may fail.
     TryUpdateStatus(Workload),
 }
 
 pub(crate) fn build(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
     Changes {
         workload: workload_change(observation, valid, plan),
-        ..of_gang(observation, valid, plan)
+        ..gang_changes(observation, valid, plan)
     }
 }
 
-/// What a plan does with a job's Workload. Its quota is given back when the job has no pods.
+/// A plan's change of the job's Workload. Its quota is released once the job has no pods.
 fn workload_change(
     observation: &Observation,
     valid: Option<&ValidatedJob>,
@@ -84,7 +83,7 @@ fn workload_change(
         {
             Some(WorkloadChange::UpdateStatus(workload::released(workload, now)))
         }
-        // No class, no priority: it is made anew when there is one.
+        // Without its class the priority is unknown; it is recreated once the class exists.
         Plan::Wait(_) if queue.priority.is_none() => delete(),
         Plan::Wait(Waiting::InQueue(_)) if !is_current(workload, &wanted()?) => delete(),
         Plan::Park => delete(),
@@ -108,7 +107,7 @@ fn workload_change(
     }
 }
 
-fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
+fn gang_changes(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
     match (plan, valid) {
         (Plan::Create { node_ranks }, Some(valid)) => gang(observation, valid, node_ranks),
         (Plan::Follow, Some(valid)) => gang(observation, valid, &[]),
@@ -123,7 +122,7 @@ fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan)
             stop_seconds: stop_seconds(observation),
             force_delete_pods: force.clone(),
             delete_service: observation.has_service,
-            delete_network_policy: observation.network_policy == Isolation::There,
+            delete_network_policy: observation.network_policy == Isolation::Present,
             ..Changes::default()
         },
         (Plan::Expire, _) => Changes {
@@ -134,7 +133,7 @@ fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan)
     }
 }
 
-/// Pods that are stopped to be continued save first, and get the time for it.
+/// Pods of a failed attempt stop quickly; others get the time to save a checkpoint.
 fn stop_seconds(observation: &Observation) -> Option<u32> {
     observation
         .status()
@@ -142,23 +141,23 @@ fn stop_seconds(observation: &Observation) -> Option<u32> {
         .map(|_| STOP_AFTER_FAILURE_SECONDS)
 }
 
-/// What the ranks get, divided as was chosen when the gang got its GPUs.
-fn divided(config: RunConfig, placement: Option<&PlacementStatus>) -> RunConfig {
+/// The ranks' configuration with the strategy chosen at placement.
+fn sharded(config: RunConfig, placement: Option<&PlacementStatus>) -> RunConfig {
     let Some(chosen) = placement.and_then(|placement| placement.strategy.as_ref()) else {
         return config;
     };
     strategy::applied(chosen, &config).unwrap_or_else(|| {
-        // By an operator with other rules, or by hand.
+        // Another operator version, or a person, wrote it.
         let (namespace, name) = (&config.job.namespace, &config.job.name);
         tracing::warn!(
-            "{namespace}/{name}: nothing is divided, because {}, as status.placement.strategy says, cannot be",
+            "{namespace}/{name}: trains unsharded, because status.placement.strategy {} cannot be applied",
             chosen.name
         );
         config
     })
 }
 
-/// What an attempt needs and does not have; what there is of older attempts goes.
+/// Creates an attempt's missing objects, and deletes those of older attempts.
 fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -> Changes {
     let job = &*observation.job;
     let status = observation.status();
@@ -166,8 +165,8 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
     let attempt = status.attempt;
     let nodes = status.nodes();
     let config_map_name = name_of_attempt(job, attempt);
-    // One pod is bound or not, without a group. A gang of which there are pods already stays as it is: pods with a group and
-    // without would wait for one another.
+    // A single pod needs no group. A gang with pods keeps what they have: pods with and without a
+    // group would wait for one another.
     let mut existing = observation.gang(attempt).peekable();
     let is_grouped = match existing.peek() {
         Some(_) => existing.any(|pod| pod.is_grouped),
@@ -177,9 +176,9 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .config_maps
         .iter()
         .filter(|name| **name != config_map_name);
-    // The gang has the size it was placed with, which a change of the spec does not alter.
+    // The gang keeps the size of its placement, even if the spec has changed.
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
-    let run_config = divided(run_config, status.placement.as_ref());
+    let run_config = sharded(run_config, status.placement.as_ref());
     Changes {
         attempt,
         pod_groups: observation.pod_groups,
@@ -189,7 +188,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
             .map(|version| pod_group::build(version, job, attempt, nodes.len())),
         create_config_map: (!observation.config_maps.contains(&config_map_name))
             .then(|| config_map::build(job, &run_config, attempt)),
-        // The ranks of one pod meet within it.
+        // A single pod needs no Service.
         create_service: (!observation.has_service && nodes.len() > 1).then(|| service::build(job)),
         create_network_policy: (observation.network_policy == Isolation::Missing)
             .then(|| network_policy::build(job)),
@@ -207,7 +206,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
                 Some(pod::build(job, valid, member))
             })
             .collect(),
-        // They came into sight, or were created by another operator, after the gang had been found gone.
+        // They appeared, or another operator created them, after the gang had been found gone.
         delete_pods: observation
             .pods
             .iter()

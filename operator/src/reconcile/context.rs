@@ -1,4 +1,4 @@
-//! What all rounds share.
+//! State shared by all rounds.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -24,31 +24,31 @@ use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
-/// Calls to the API server under way at once, of all rounds together. A server that is busy gets none faster through more of
-/// them, and each would be a connection of its own, with its TLS handshake and its buffers.
+/// Concurrent calls to the API server of all rounds. More do not speed up a busy server, and each
+/// would need its own connection.
 pub(super) const CALLS_AT_ONCE: usize = 32;
-/// A call that has no answer by then failed, and is made again: the server may have lost its power, which the connection does not
-/// tell. No call of a round is a watch.
+/// Timeout of a call, which is then retried: a connection does not show that the server lost power.
+/// No call of a round is a watch.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many rounds may create pods at the same time: fewer than there can be, so that failures and suspensions always find room
-/// while large gangs are created.
+/// Rounds that may create pods concurrently: fewer than all, so that failures and suspensions are
+/// handled while large gangs are created.
 const GANGS_CREATED_AT_ONCE: usize = 48;
-/// How many rounds may have Events under way. Those of further rounds are dropped: Events are not worth a growing queue.
+/// Rounds with Events in flight. Events of further rounds are dropped, to bound the queue.
 const EVENTS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) network_policies: bool,
     pub(crate) pod_groups: PodGroups,
-    /// Of what stands beside another trainer in its pods.
+    /// Of the sidecar of other trainers.
     pub(crate) agent_image: Option<String>,
 }
 
 pub(crate) struct Context {
-    /// Lets no more than [`CALLS_AT_ONCE`] through, for [`CALL_TIMEOUT`] each.
+    /// Limited to [`CALLS_AT_ONCE`], each with [`CALL_TIMEOUT`].
     pub(crate) client: Client,
-    /// The same again, for what lets go of GPUs: it must not queue behind a thousand pods that are being created.
+    /// The same for calls that release GPUs, so that they do not queue behind the creation of pods.
     pub(super) urgent: Client,
     pub(crate) jobs: Store<GuardedJob>,
     pub(crate) caches: Caches,
@@ -57,15 +57,15 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(super) agents: AgentClient,
     recorder: Recorder,
-    /// Has a permit for each of [`EVENTS_AT_ONCE`].
+    /// [`EVENTS_AT_ONCE`] permits.
     publishing: Arc<Semaphore>,
-    /// Has a permit for each of [`GANGS_CREATED_AT_ONCE`].
+    /// [`GANGS_CREATED_AT_ONCE`] permits.
     pub(super) creating: Semaphore,
-    /// Rounds begun, which tells them apart in the log.
+    /// Rounds started: their id in the log.
     pub(super) rounds: AtomicU64,
-    /// Whether it was logged that the API server does not know the group of a pod.
+    /// Whether the log says that an API server dropped the group of a pod.
     pub(super) has_warned_of_lost_groups: Once,
-    /// Locked while GPUs are looked for and promised.
+    /// Locked while GPUs are found and promised.
     pub(super) planner: SharedPlanner,
     pub(super) triggers: mpsc::UnboundedSender<Trigger>,
 }
@@ -85,7 +85,7 @@ impl Context {
             instance: Some(instance),
         };
         let urgent = limited(client.clone());
-        // Only the rounds: whoever holds a lease must not queue behind a thousand pods.
+        // Only rounds are limited: lease renewals must not queue behind the creation of pods.
         let client = limited(client);
         Self {
             recorder: Recorder::new(client.clone(), reporter),
@@ -106,13 +106,13 @@ impl Context {
         }
     }
 
-    /// Publishes Events about a job beside the round, which never waits for them.
+    /// Publishes Events about a job in the background.
     pub(crate) fn publish(&self, job: ObjectReference, events: Vec<Event>) {
         if events.is_empty() {
             return;
         }
         let Ok(permit) = Arc::clone(&self.publishing).try_acquire_owned() else {
-            warn!("dropped Events: too many are under way");
+            warn!("dropped Events: too many are in flight");
             return;
         };
         let recorder = self.recorder.clone();
@@ -147,7 +147,7 @@ fn limited(client: Client) -> Client {
     });
     ClientBuilder::new(service, namespace)
         .with_layer(&TimeoutLayer::new(CALL_TIMEOUT))
-        // Around the other: who waits for his turn is not late yet.
+        // Outside the timeout, which must not include the wait for a permit.
         .with_layer(&ConcurrencyLimitLayer::new(CALLS_AT_ONCE))
         .build()
 }

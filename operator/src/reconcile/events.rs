@@ -1,11 +1,11 @@
-//! Events of a job: what changed between two statuses, published after the second one was written.
+//! Events of a job: the changes between two statuses, published after the second was written.
 
 use crds::conditions::{reasons, types};
 use crds::status::StragglerStatus;
 use crds::{Phase, ViTTrainingJobStatus};
 use kube::runtime::events::{Event, EventType};
 
-/// Notes are cut to this many bytes; the API server takes up to 1,024.
+/// Longest note in bytes; the API server accepts up to 1,024.
 const NOTE_BYTES: usize = 950;
 
 pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> Vec<Event> {
@@ -23,7 +23,7 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
         events.push(event(
             EventType::Warning,
             reasons::ATTEMPT_FAILED,
-            &of_attempt("EndAttempt", failure.attempt),
+            &action_of_attempt("EndAttempt", failure.attempt),
             &note,
         ));
     }
@@ -54,18 +54,18 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
         events.push(event(
             type_,
             &condition.reason,
-            &of_attempt(action, next.attempt),
+            &action_of_attempt(action, next.attempt),
             &condition.message,
         ));
     }
     if last.attempt == next.attempt {
-        events.extend(of_stragglers(last, next));
+        events.extend(straggler_events(last, next));
     }
     events
 }
 
-/// Events for ranks that have become stragglers, or are none any more.
-fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> impl Iterator<Item = Event> {
+/// Events for ranks that have become stragglers, or no longer are.
+fn straggler_events(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> impl Iterator<Item = Event> {
     let is_in = |stragglers: &[StragglerStatus], rank| stragglers.iter().any(|other| other.rank == rank);
     let straggler_event = |type_, reason, straggler: &StragglerStatus, what: String| {
         let note = format!(
@@ -73,7 +73,8 @@ fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> im
             straggler.rank,
             straggler.node.as_deref().unwrap_or("an unknown node")
         );
-        let action = format!("{}Rank{}", of_attempt("Measure", next.attempt), straggler.rank);
+        let measure = action_of_attempt("Measure", next.attempt);
+        let action = format!("{measure}Rank{}", straggler.rank);
         event(type_, reason, &action, &note)
     };
     let found = next
@@ -98,13 +99,12 @@ fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> im
     found.chain(gone)
 }
 
-/// The recorder merges Events of one reason and action into a series that keeps the first note: those of different
-/// attempts must stay apart.
-pub(crate) fn of_attempt(action: &str, attempt: i32) -> String {
+/// One action per attempt: the recorder merges Events with the same reason and action.
+pub(crate) fn action_of_attempt(action: &str, attempt: i32) -> String {
     format!("{action}{attempt}")
 }
 
-/// An Event with its note cut to what the API server takes.
+/// An Event with its note cut to [`NOTE_BYTES`].
 pub(crate) fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
     let end = (0..=NOTE_BYTES.min(note.len()))
         .rev()
@@ -162,7 +162,7 @@ mod tests {
         );
         let mut replaced = fast.clone();
         replaced.attempt = 2;
-        assert_eq!(notes(&slower, &replaced), [], "a new gang is measured anew");
+        assert_eq!(notes(&slower, &replaced), [], "a new gang is measured again");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What this process remembers of its own doings until the caches show them. All of it can be lost: a new leader finds
-//! its way from the status and the pods.
+//! This process's changes until the caches show them. All of it can be lost: a new leader continues
+//! from the status and the pods.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,42 +15,43 @@ use tokio::time::Instant;
 use crate::policy::gang::PodId;
 use crate::policy::straggler::SlowRanks;
 
-/// How long a pod that was created may stay out of the cache before it counts as gone.
+/// How long a created pod may be missing in the cache before it counts as gone.
 const UNSEEN: Duration = Duration::from_secs(30);
-/// How long a cache may be behind our own last write. After that the server must have lost the write, as by a restore of etcd.
+/// How long a cache may lag behind the last write. After that the server must have lost the write,
+/// for example by a restore of etcd.
 const BEHIND: Duration = Duration::from_secs(60);
 
-/// What is remembered of all jobs, by uid.
+/// The memory of all jobs, by uid.
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<HashMap<String, JobMemory>>);
 
 #[derive(Debug, Default)]
 struct JobMemory {
-    /// Resource version that our last write gave.
+    /// Resource version of the last write.
     written: Option<String>,
     written_at: Option<Instant>,
-    /// Whether it said that the gang starts.
+    /// Whether it wrote phase Starting.
     is_starting: bool,
-    /// The attempt whose pods were created here.
+    /// The attempt whose pods this process created.
     attempt: i32,
-    /// Its pods that have not come into the cache yet, by name: their uids, and when they were created.
+    /// Its pods not in the cache yet, by name: their uids, and when they were created.
     unseen: HashMap<String, (String, Instant)>,
     /// Whether all of its pods were created.
     complete: bool,
     /// When agents were polled last.
     polled_at: Option<Instant>,
-    /// Where their answer comes in.
+    /// Receives their answer.
     poll: Option<oneshot::Receiver<Answer>>,
     progress: Option<Progress>,
     last_move: Option<LastMove>,
-    /// Since when rank 0 of an attempt has not answered.
+    /// An attempt whose rank 0 does not answer, and since when.
     silence: Option<(i32, Instant)>,
     slow_ranks: SlowRanks,
-    /// Reconciles that failed in a row.
+    /// Consecutive failed reconciles.
     errors: u32,
 }
 
-/// How far rank 0 had got when it last moved, by the answers of its agent.
+/// Rank 0's last progress, by the answers of its agent.
 #[derive(Clone, Copy, Debug)]
 struct LastMove {
     attempt: u32,
@@ -60,7 +61,7 @@ struct LastMove {
 }
 
 impl LastMove {
-    /// After another answer; `None` where it shows something that may take any time.
+    /// After another answer; `None` during an activity without a time limit.
     fn after(last: Option<Self>, answer: &Progress) -> Option<Self> {
         let heartbeat = answer.heartbeat.as_ref()?;
         let (attempt, moves) = (answer.attempt, heartbeat.moves);
@@ -75,36 +76,35 @@ impl LastMove {
     }
 }
 
-/// What agents have answered to a poll.
+/// The agents' answer to a poll.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     Progress(Box<Progress>),
-    /// Rank 0's agent is there, and has no progress to tell of yet.
+    /// Rank 0's agent runs and has no progress yet.
     NoProgress,
     /// The heartbeats of every pod that answered, by node rank.
     Heartbeats(Vec<(usize, Heartbeats)>),
 }
 
-/// What the agents of a job have answered.
+/// The answers of a job's agents.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AgentState {
     pub(crate) progress: Option<Progress>,
-    /// Where rank 0's last answer was that it trains or evaluates: for how long its answers have shown that it does not get
-    /// on.
+    /// How long rank 0's answers have shown no progress, if it trains or evaluates.
     pub(crate) idle_for: Option<Duration>,
-    /// For how long rank 0's agent has not answered.
+    /// How long rank 0's agent has not answered.
     pub(crate) silent_for: Option<Duration>,
-    /// Whether the newest record is new.
+    /// Whether `progress` is new.
     pub(crate) is_fresh: bool,
-    /// The stragglers; `None` where rank 0 has not reported on ranks.
+    /// The stragglers; `None` if rank 0 has not reported on ranks.
     pub(crate) stragglers: Option<Vec<SlowRank>>,
-    /// The heartbeats that all agents were asked for, returned once.
+    /// The heartbeats of all agents, returned once.
     pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
 }
 
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, JobMemory>> {
-        // What is in there is valid after every single assignment.
+        // The state is valid after every single assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,7 +112,7 @@ impl Memory {
         change(self.lock().entry(uid.into()).or_default())
     }
 
-    /// Remembers a status that was written, and the version that it gave.
+    /// Remembers a written status and its resource version.
     pub(crate) fn wrote(&self, uid: &str, phase: Option<Phase>, version: Option<String>) {
         self.with(uid, |job| {
             job.is_starting = phase == Some(Phase::Starting);
@@ -121,12 +121,12 @@ impl Memory {
         });
     }
 
-    /// How long ago the last write was; `None` where there was none.
+    /// Time since the last write, if there was one.
     pub(crate) fn since_write(&self, uid: &str) -> Option<Duration> {
         self.with(uid, |job| job.written_at.map(|at| at.elapsed()))
     }
 
-    /// Whether a cached version is older than our own last write. Versions of custom resources are numbers that rise.
+    /// Whether a cached version is older than the last write; versions increase.
     pub(crate) fn is_behind(&self, uid: &str, cached: Option<&str>) -> bool {
         let number = |version: &str| version.parse::<u64>().ok();
         self.with(uid, |job| {
@@ -140,7 +140,7 @@ impl Memory {
         })
     }
 
-    /// Remembers a pod of an attempt that was created.
+    /// Remembers a created pod of an attempt.
     pub(crate) fn pod_created(&self, uid: &str, attempt: i32, pod: PodId) {
         self.with(uid, |job| {
             if job.attempt != attempt {
@@ -157,8 +157,7 @@ impl Memory {
         self.with(uid, |job| job.complete = job.attempt == attempt);
     }
 
-    /// Which pods of an attempt are created but not cached yet, as uids by name, and whether all were created; given those that
-    /// are cached.
+    /// An attempt's created but uncached pods, as uids by name, and whether all were created.
     pub(crate) fn created<'a>(
         &self,
         uid: &str,
@@ -179,8 +178,7 @@ impl Memory {
         })
     }
 
-    /// What the agents of a job have answered, with the answer to the last poll if it has come in since. `stragglers` are those of
-    /// the status.
+    /// The answers of a job's agents, including the last poll's, with the status's `stragglers`.
     pub(crate) fn agents(
         &self,
         uid: &str,
@@ -224,8 +222,7 @@ impl Memory {
         })
     }
 
-    /// Where the answer to another poll is to go; `None` where one is under way, or the last began less than `interval`
-    /// ago.
+    /// The sender for another poll's answer; `None` during a poll or within `interval` of it.
     pub(crate) fn begin_poll(
         &self,
         uid: &str,
@@ -246,20 +243,20 @@ impl Memory {
         })
     }
 
-    /// How many jobs were written within this time to have a gang that starts.
+    /// Number of jobs written within this time with phase Starting.
     pub(crate) fn starting_within(&self, time: Duration) -> usize {
         let is_one =
             |job: &&JobMemory| job.is_starting && job.written_at.is_some_and(|at| at.elapsed() <= time);
         self.lock().values().filter(is_one).count()
     }
 
-    /// How many jobs have agents that were polled within this time.
+    /// Number of jobs whose agents were polled within this time.
     pub(crate) fn polled_within(&self, time: Duration) -> usize {
         let is_polled = |job: &&JobMemory| job.polled_at.is_some_and(|at| at.elapsed() <= time);
         self.lock().values().filter(is_polled).count()
     }
 
-    /// Counts a failed reconcile; returns how many failed in a row before it.
+    /// Counts a failed reconcile; returns the consecutive failures before it.
     pub(crate) fn failed(&self, uid: &str) -> u32 {
         self.with(uid, |job| {
             job.errors = job.errors.saturating_add(1);
@@ -345,7 +342,7 @@ mod tests {
         memory.agents("job", attempt, &[], Timestamp::UNIX_EPOCH)
     }
 
-    /// A poll that is answered like this, two seconds after the last.
+    /// A poll with this answer, two seconds after the last.
     async fn poll(memory: &Memory, answer: Option<Answer>) -> AgentState {
         tokio::time::advance(INTERVAL).await;
         let sender = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
@@ -379,7 +376,7 @@ mod tests {
             "it is not rank 0's record"
         );
         let nothing = Some(Answer::NoProgress);
-        assert_eq!(seconds(poll(&memory, nothing).await), None, "its agent is there");
+        assert_eq!(seconds(poll(&memory, nothing).await), None, "its agent answers");
         assert_eq!(seconds(agents(&memory, 2)), None, "another attempt");
         tokio::time::advance(INTERVAL).await;
         drop(memory.begin_poll("job", 2, INTERVAL));
@@ -401,7 +398,7 @@ mod tests {
         tokio::time::advance(INTERVAL).await;
         assert!(
             memory.begin_poll("job", 1, INTERVAL).is_none(),
-            "the first is under way"
+            "the first is in progress"
         );
         first.send(record(1)).expect("it is awaited");
         assert_eq!(step(agents(&memory, 1)), (true, Some(1)));

@@ -1,15 +1,15 @@
 //! Reconciles one job, in rounds of six steps ([`round`]):
 //!
-//! 1. [`observe`]: what is known of the job, as an [`observation`], from the caches and what its [`agents`] have answered;
+//! 1. [`observe`]: the job's state as an [`observation`], from the caches and its [`agents`];
 //! 2. validate ([`crds::validate()`]);
-//! 3. [`plan`]: what to do next, such as placing the gang or ending the attempt;
-//! 4. [`changes`]: the objects that this creates and deletes;
-//! 5. [`apply`]: carries the changes out, and [`poll`]s the agents;
-//! 6. [`status`]: one write if anything changed, and [`events`] about it.
+//! 3. [`plan`]: the next action, such as placing the gang or ending the attempt;
+//! 4. [`changes`]: the objects to create and delete;
+//! 5. [`apply`]: applies the changes, and [`poll`]s the agents;
+//! 6. [`status`]: one write if anything changed, and its [`events`].
 //!
-//! Steps 2 to 4 are pure, except that the plan has the planner find GPUs and promise them. [`pace`] says when the next round is,
-//! [`memory`] holds what this process did until the caches show it, and a job that cannot be read has a round of its own
-//! ([`unreadable`]).
+//! Steps 2 to 4 are pure, except that the plan calls the planner to find and promise GPUs. [`pace`]
+//! schedules the next round, [`memory`] holds this process's changes until the caches show them,
+//! and [`unreadable`] handles jobs that cannot be decoded.
 
 mod agents;
 mod apply;

@@ -1,4 +1,4 @@
-//! What is known of one job: a value, on which all decisions of a round are made.
+//! The observed state of one job: the input of a round's decisions.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,42 +13,42 @@ use crate::api::pod_group::Version;
 use crate::build;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
-use crate::policy::stall::{Silence, Standstill};
+use crate::policy::stall::{SilentAgent, StallSigns};
 
-/// What is known of one job.
+/// The observed state of one job.
 #[derive(Clone, Debug)]
 pub(crate) struct Observation {
     pub(crate) job: Arc<ViTTrainingJob>,
-    /// Its pods that exist, of all attempts.
+    /// Its existing pods, of all attempts.
     pub(crate) pods: Vec<PodView>,
-    /// Its pods that are gone, as they were last.
+    /// Its deleted pods, in their last state.
     pub(crate) departed: Vec<PodView>,
-    /// Pods that exist and are not in the cache yet: their uids by name.
+    /// Existing pods that are not in the cache yet: uids by name.
     pub(crate) unseen_pods: HashMap<String, String>,
-    /// Whether every pod of the present attempt has been created here.
+    /// Whether this process created every pod of the present attempt.
     pub(crate) gang_was_created: bool,
-    /// Nodes of its pods whose kubelet does not say they are fine, with the time since when.
+    /// Unready nodes of its pods, and since when.
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
-    /// The nodes of pods that were rejected, by name.
+    /// The nodes of rejected pods, by name.
     pub(crate) rejecting_nodes: HashMap<String, NodeFacts>,
     pub(crate) has_service: bool,
     pub(crate) network_policy: Isolation,
-    /// The version of the PodGroups that gangs get, if they get any.
+    /// The version of gangs' PodGroups, if they get any.
     pub(crate) pod_groups: Option<Version>,
-    /// The image of what stands beside another trainer, where there is one.
+    /// The image of the sidecar of other trainers, if there is one.
     pub(crate) agent_image: Option<String>,
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
     pub(crate) progress: Option<Progress>,
-    /// What the present attempt has measured, or why it has not; `None` where it was not to, or is not over.
+    /// The present attempt's measurement, or why it has none; `None` if not requested or not over.
     pub(crate) measured: Option<Result<Box<Measurement>, String>>,
-    /// Where rank 0 stands still for too long: what all agents say to it.
-    pub(crate) standstill: Option<Standstill>,
-    /// Whether rank 0's agent has just answered that it stands still for too long.
+    /// All agents' answers if rank 0 makes no progress for too long.
+    pub(crate) stall_signs: Option<StallSigns>,
+    /// Whether rank 0's latest answer shows no progress for too long.
     pub(crate) is_stall_suspected: bool,
-    /// For how long rank 0's agent has not answered.
-    pub(crate) silence: Option<Silence>,
-    /// The ranks that are stragglers now, as they were reported last; `None` where rank 0 has not reported on ranks.
+    /// Set while rank 0's agent does not answer.
+    pub(crate) silence: Option<SilentAgent>,
+    /// The last reports of the stragglers; `None` if rank 0 has not reported on ranks.
     pub(crate) stragglers: Option<Vec<SlowRank>>,
     pub(crate) queue: Queue,
     pub(crate) now: Timestamp,
@@ -58,9 +58,9 @@ pub(crate) struct Observation {
 pub(crate) enum Isolation {
     /// Jobs get none.
     Off,
-    /// It is to be made.
+    /// It has to be created.
     Missing,
-    There,
+    Present,
 }
 
 impl Observation {
@@ -76,7 +76,7 @@ impl Observation {
             .filter(move |pod| pod.attempt == attempt)
     }
 
-    /// Whether all pods of the present gang have existed: one that is missing now is lost.
+    /// Whether all pods of the present gang have existed, so that a missing one is lost.
     pub(crate) fn was_whole(&self) -> bool {
         match self.job.status.as_ref().and_then(|status| status.phase) {
             Some(Phase::Starting) => self.gang_was_created,
@@ -97,13 +97,13 @@ impl Observation {
             .collect()
     }
 
-    /// The newest attempt that anything knows of.
+    /// The newest attempt of the status or any pod.
     pub(crate) fn newest_attempt(&self) -> i32 {
         let recorded = self.job.status.as_ref().map_or(0, |status| status.attempt);
         self.pods.iter().map(|pod| pod.attempt).fold(recorded, i32::max)
     }
 
-    /// The node of a pod, if its kubelet has not been fine for that long.
+    /// The node of a pod, if it has not been ready for this long.
     pub(crate) fn node_lost_for<'a>(&self, pod: &'a PodView, bound: Duration) -> Option<&'a str> {
         let node = pod.node.as_deref()?;
         let bound = SignedDuration::try_from(bound).unwrap_or(SignedDuration::MAX);
@@ -111,21 +111,22 @@ impl Observation {
         (self.now.duration_since(*since) >= bound).then_some(node)
     }
 
-    /// Whether a pod that has not ended is on a node whose kubelet is not fine.
+    /// Whether a pod that has not ended is on an unready node.
     pub(crate) fn is_on_unready_node(&self) -> bool {
         let is_unready = |node: &String| self.unready_nodes.contains_key(node);
         let mut running = self.pods.iter().filter(|pod| !pod.has_ended());
         running.any(|pod| pod.node.as_ref().is_some_and(is_unready))
     }
 
-    /// Whether a pod may still use its GPUs: it has not ended, and its node or its kubelet can be waited for.
+    /// Whether a pod may still use its GPUs and is worth waiting for.
     pub(crate) fn holds_gpus(&self, pod: &PodView) -> bool {
         let bound = u64::try_from(self.job.spec.failure_policy.node_lost_seconds).unwrap_or(0);
         let is_lost = pod.lost || self.node_lost_for(pod, Duration::from_secs(bound)).is_some();
         !pod.has_ended() && !is_lost && !self.is_overdue(pod)
     }
 
-    /// Whether a pod should have been gone for failurePolicy.nodeLostSeconds: its process cannot be killed.
+    /// Whether a pod is still there failurePolicy.nodeLostSeconds after its deletion was due,
+    /// because its process cannot be killed.
     pub(crate) fn is_overdue(&self, pod: &PodView) -> bool {
         let bound = SignedDuration::from_secs(self.job.spec.failure_policy.node_lost_seconds.into());
         let is_late = |due| self.now.duration_since(due) >= bound;

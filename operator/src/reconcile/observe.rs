@@ -1,5 +1,5 @@
-//! Step 1: what is known of one job, from the caches and from what its agents have answered. A pod that is missing in the caches is
-//! looked up in the API server before it counts as lost.
+//! Step 1: the state of one job, from the caches and its agents' answers. A pod missing in the
+//! caches is looked up in the API server before it counts as lost.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use planner::facts::inventory::NodeHealth;
 use super::context::Context;
 use super::observation::{Isolation, Observation};
 use crate::error::Error;
-use crate::policy::stall::{self, Silence, Standstill};
+use crate::policy::stall::{self, SilentAgent, StallSigns};
 use crate::watch::trigger::is_owned_by;
 
-/// `None` where the cache has not caught up with our own last write yet: deciding on an older state would repeat it.
+/// `None` if the cache does not show the last write yet, which would be repeated.
 pub(crate) async fn observe(
     context: &Context,
     job: Arc<ViTTrainingJob>,
@@ -44,7 +44,7 @@ pub(crate) async fn observe(
             Some((node, Some(NodeHealth::NotReady(since)))) => {
                 unready_nodes.insert(node.clone(), since.unwrap_or(now));
             }
-            // A pod whose Node object is gone will never be heard of again.
+            // No kubelet reports on a pod whose Node object is gone.
             Some((node, None)) if !pod.has_ended() => {
                 pod.disruption = Some(format!("node {node} is gone"));
                 pod.lost = true;
@@ -70,7 +70,7 @@ pub(crate) async fn observe(
         rejecting_nodes,
         progress: None,
         measured: None,
-        standstill: None,
+        stall_signs: None,
         is_stall_suspected: false,
         silence: None,
         stragglers: None,
@@ -88,13 +88,13 @@ pub(crate) async fn observe(
         && observation.job.spec.external.is_none()
         && let Some(progress) = &mut observation.progress
     {
-        // It goes with the pod.
+        // It is deleted with the pod.
         progress.last_checkpoint = None;
     }
     Ok(Some(observation))
 }
 
-/// Pods of the gang that the API server has and the cache lacks, because the watch lags.
+/// Pods of the gang that only the API server has, because the watch lags.
 async fn look_up(
     context: &Context,
     observation: &Observation,
@@ -117,7 +117,7 @@ async fn look_up(
 
 fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
     if context.caches.has_network_policy(job) {
-        Isolation::There
+        Isolation::Present
     } else if context.settings.network_policies {
         Isolation::Missing
     } else {
@@ -125,7 +125,7 @@ fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
     }
 }
 
-/// Adds what rank 0 has reported: in its termination message, or to the latest poll of its agent.
+/// Adds rank 0's report, from its termination message or the latest poll of its agent.
 fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     let status = observation.status();
     let coordinator = observation.gang(status.attempt).find(|pod| pod.node_rank == 0);
@@ -151,7 +151,7 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     observation.progress = agents.progress.filter(is_of_this_attempt);
     observation.stragglers = agents.stragglers.filter(|_| observation.progress.is_some());
     let bound = stall_bound(observation);
-    observation.silence = agents.silent_for.map(|lasted| Silence {
+    observation.silence = agents.silent_for.map(|lasted| SilentAgent {
         lasted,
         bound: bound.unwrap_or(stall::LEAST),
     });
@@ -161,7 +161,7 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     };
     if lasted >= bound {
         observation.is_stall_suspected = agents.is_fresh;
-        observation.standstill = agents.heartbeats.map(|answers| Standstill {
+        observation.stall_signs = agents.heartbeats.map(|answers| StallSigns {
             lasted,
             bound,
             answers,
@@ -169,7 +169,7 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     }
 }
 
-/// How long the gang may stand still.
+/// How long the gang may make no progress.
 fn stall_bound(observation: &Observation) -> Option<Duration> {
     let given = observation.job.spec.failure_policy.stall_timeout_seconds;
     let given = given

@@ -1,4 +1,4 @@
-//! When to look at a job again, and how often its status is written.
+//! When to reconcile a job again, and how often to write its status.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,28 +19,27 @@ use crate::error::{self, Error};
 use crate::policy::gang::PodView;
 use crate::policy::start;
 
-/// Until the cache shows our own last write.
+/// Until the cache shows the last write.
 pub(super) const CATCH_UP: Duration = Duration::from_millis(100);
-/// Between two looks at a gang that starts or stops; watches bring nearly all changes before.
+/// Between rounds of a starting or stopping gang; watches usually trigger earlier.
 pub(super) const IN_MOTION: Duration = Duration::from_secs(5);
-/// Progress of all running jobs together is written so often a second at most.
+/// Most writes of progress per second, for all running jobs.
 pub(super) const PROGRESS_WRITES: u32 = 25;
-/// How many of their pods are ready is written so often a second for all gangs that start together, because it takes time from
-/// the API server that their pods need ...
+/// Most writes of ready pods per second, for all starting gangs, whose pods need the API server ...
 const START_WRITES: u32 = 5;
-/// ... but so often for each of them.
+/// ... but each gang's are written this often.
 pub(super) const START_WRITTEN_EVERY: Duration = Duration::from_secs(60);
-/// Jobs count as running whose agents were asked within this time, and as starting that were written as such within it.
+/// A job counts as running if its agents were polled within this time, as starting if written so.
 const LATELY: Duration = Duration::from_secs(60);
-/// Between two looks at a job that waits; watches bring new capacity before.
+/// Between rounds of a waiting job; watches trigger it for new capacity.
 pub(super) const WAITING: Duration = Duration::from_secs(30);
-/// Between two looks at a job that rests.
+/// Between rounds of an idle job.
 const RESTING: Duration = Duration::from_secs(300);
-/// Until the next try to create the pods that a round has left out.
+/// Until the remaining pods of a round are created.
 const NEXT_TURN: Duration = Duration::from_secs(1);
 
-/// Whether a status has no news but what moves all the time, and the last one was written only a moment ago. A job that comes to
-/// its end is looked at no more so soon: what is known of it then is written at once.
+/// Whether a status differs only in counters and the last was written very recently. The last
+/// status of an ending job is written at once, because its next round is far off.
 pub(super) fn can_wait(
     context: &Context,
     job: &ViTTrainingJob,
@@ -63,18 +62,18 @@ pub(super) fn can_wait(
     written.is_some_and(|ago| ago < pace)
 }
 
-/// Time between two writes of what moves all the time, so that so many jobs together cost no more than `writes` a second.
+/// Least time between writes of a job's counters, for at most `writes` per second by all `jobs`.
 pub(super) fn pace(least: Duration, jobs: usize, writes: u32) -> Duration {
     let jobs = u32::try_from(jobs).unwrap_or(u32::MAX);
     least.max(Duration::from_secs(1).saturating_mul(jobs) / writes)
 }
 
-/// Time between two writes of how many pods of a gang that starts are ready.
+/// Least time between writes of a starting gang's ready pods.
 fn pace_of_starts(context: &Context) -> Duration {
     pace(IN_MOTION, context.memory.starting_within(LATELY), START_WRITES).min(START_WRITTEN_EVERY)
 }
 
-/// When to look again if nothing happens until then.
+/// Time until the next round unless something triggers it earlier.
 pub(super) fn next_round(
     context: &Context,
     observation: &Observation,
@@ -84,10 +83,10 @@ pub(super) fn next_round(
     let after = |time: SignedDuration| Duration::try_from(time).unwrap_or(RESTING);
     match plan {
         Plan::Follow if status.phase == Some(Phase::Running) => PROGRESS_INTERVAL,
-        // How long a node has been away, and how long the gang has taken, decides without anything happening.
+        // The time a node has been unready decides, without any event.
         Plan::Follow if !observation.unready_nodes.is_empty() => IN_MOTION,
         Plan::Follow => {
-            // A pod that is not there is late like one that does not start.
+            // A missing pod counts as one that does not start.
             let missing = observation.missing().first().map(|_| PodView::default());
             let gang = observation.gang(status.attempt).chain(&missing);
             let left = start::left(gang, &observation.job, status, observation.now).map(after);
@@ -110,7 +109,7 @@ pub(super) fn next_round(
 pub(crate) fn error_policy(job: Arc<GuardedJob>, error: &Error, context: Arc<Context>) -> Action {
     match error {
         Error::InvalidObject(_) => Action::await_change(),
-        // Its end is near, and no event of this job tells of it.
+        // It will be gone soon, and no event of this job reports it.
         Error::LastOwnersObject { .. } => Action::requeue(IN_MOTION),
         error if error.is_conflict() => Action::requeue(CATCH_UP),
         _ => Action::requeue(error::back_off(

@@ -1,4 +1,4 @@
-//! What to do next about one job: a pure function of what was observed.
+//! The next action for one job: a pure function of the observation.
 //!
 //! ```text
 //!              +------------------------------- Suspended <--- Suspending <--+
@@ -9,11 +9,11 @@
 //!              |                                 v
 //!              +---- no group fits -------- Restarting --place--> Starting
 //! ```
-//! A job that names a queue of Kueue waits in Pending until it is granted quota, and comes back there when that is taken.
+//! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction.
 //!
-//! What destroys evidence or holds GPUs is recorded in the status first and done in the next round: a failure is
-//! written down before its pods are deleted, a placement before its pods are created. So an operator that stops in
-//! between goes on where it was.
+//! Actions that destroy evidence or hold GPUs are recorded in the status one round before: a
+//! failure before its pods are deleted, a placement before its pods are created. So an operator
+//! that stops in between continues there.
 
 mod stopping;
 
@@ -40,54 +40,54 @@ use crate::policy::suspend::{StopReason, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
 use stopping::{backing_off, beyond_reach, drain, failed_stop, lost, settle};
 
-/// What to do next.
+/// The next action.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// The manifest cannot be run: record that.
+    /// Record that the manifest is invalid.
     Refuse(String),
-    /// Record what Kueue grants the job.
+    /// Record Kueue's grant.
     Admit(AdmissionStatus),
-    /// Record where the next attempt goes.
+    /// Record the nodes of the next attempt.
     Place { attempt: i32, placement: Placement },
-    /// The gang gets no GPUs now: record why.
+    /// Record why the gang gets no GPUs now.
     Wait(Waiting),
-    /// Create the pods of these node ranks where the status says.
+    /// Create the pods of these node ranks on the recorded nodes.
     Create { node_ranks: Vec<usize> },
-    /// The gang is there: count it, and take over its progress.
+    /// Record the existing gang's readiness and progress.
     Follow,
-    /// Every pod ended well: record that.
+    /// Record that every pod succeeded.
     Finish,
-    /// The attempt failed: record it. `again` where only the blame moves to another pod.
+    /// Record that the attempt failed. `again` if only the blame moves to another pod.
     End {
         failure: Failure,
         verdict: Verdict,
         again: bool,
     },
-    /// The gang is to be stopped: record why.
+    /// Record why the gang has to stop.
     Halt(StopReason),
-    /// Delete these pods, and wait until the gang has let go of its GPUs. Those of a dead node have no kubelet that
-    /// could confirm it: they are deleted by `force`.
+    /// Delete these pods, and wait until the gang has released its GPUs. Pods of dead nodes, whose
+    /// kubelet cannot confirm this, are deleted by `force`.
     Drain { pods: Vec<PodId>, force: Vec<PodId> },
-    /// A gang that was to save and stop failed to: record that.
+    /// Record that a gang failed to save and stop.
     RecordFailedStop(Failure),
-    /// The gang of a suspended job is gone: record that.
+    /// Record that the gang of a suspended job is gone.
     Park,
-    /// The job has used up its time: record that.
+    /// Record that the job exceeded its deadline.
     TimeOut(String),
-    /// The job is over: delete what still runs, by `force` where its node is dead, then, after that time, the job.
+    /// Delete the running pods of a finished job, on dead nodes by `force`; later the job itself.
     CleanUp {
         pods: Vec<PodId>,
         force: Vec<PodId>,
         expires_in: Option<SignedDuration>,
     },
-    /// The job's time after finishing is over: delete it.
+    /// Delete the job, whose time to live is over.
     Expire,
-    /// Nothing, for that long or until something changes.
+    /// Nothing, for this long or until something changes.
     Rest(Option<SignedDuration>),
 }
 
 impl Plan {
-    /// Whether it ends pods, or keeps the job from having any.
+    /// Whether it ends or prevents pods.
     pub(crate) fn frees_gpus(&self) -> bool {
         match self {
             Self::Refuse(_)
@@ -110,13 +110,13 @@ impl Plan {
     }
 }
 
-/// Until Kueue's objects may have been listed.
+/// Wait for the first list of Kueue's objects.
 const LISTING: SignedDuration = SignedDuration::from_secs(2);
-/// Until the planner knows of the change of a job that its round does not know of yet, or the other way round.
+/// Wait until planner and round have seen the same version of a job.
 const CATCH_UP: SignedDuration = SignedDuration::from_millis(100);
 
-/// Decides. `place` has the planner find GPUs for an attempt and promise them to it, `growth` says to how many nodes an elastic
-/// gang could grow.
+/// Decides. `place` finds and promises GPUs for an attempt; `growth` returns the nodes to which an
+/// elastic gang could grow.
 pub(crate) fn plan(
     observation: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
@@ -126,7 +126,7 @@ pub(crate) fn plan(
     let status = observation.status();
     let mut phase = status.phase.unwrap_or(Phase::Pending);
     if phase.is_terminal() {
-        // An edit of the manifest gives a refused job, and no other, a second chance.
+        // Only a refused job is retried after an edit of the manifest.
         if valid.is_err() || !status.was_refused() {
             return after_the_end(observation, &status);
         }
@@ -138,11 +138,11 @@ pub(crate) fn plan(
     };
     if valid.external.is_some() && observation.agent_image.is_none() && makes_pods(phase, valid) {
         return Plan::Refuse(
-            "spec.external is given: this operator was started without --agent-image, which tells about another trainer"
+            "spec.external is given, but this operator was started without --agent-image, the sidecar of other trainers"
                 .into(),
         );
     }
-    // Whatever else is wanted of a gang that has ended well: nothing is left to be done.
+    // A gang that succeeded has nothing left to do, whatever the spec says now.
     if has_finished(observation, &status) {
         return Plan::Finish;
     }
@@ -171,7 +171,7 @@ pub(crate) fn plan(
         }
     };
     match phase {
-        // Pods may have come into sight since.
+        // Pods may have appeared since.
         Phase::Suspended if valid.suspend => {
             drain(observation, valid.node_lost_after).unwrap_or(Plan::Rest(None))
         }
@@ -191,7 +191,7 @@ pub(crate) fn plan(
     }
 }
 
-/// What comes before a job that names a queue may look for GPUs; `None` where it may now.
+/// The step before a job that names a queue may get GPUs; `None` if it may now.
 fn queue(
     observation: &Observation,
     status: &ViTTrainingJobStatus,
@@ -205,12 +205,12 @@ fn queue(
         AdmissionState::Evicted(words) => {
             return waits(format!("its Workload waits in queue {name}: {words}"));
         }
-        // An operator that has just started knows soon.
+        // An operator that has just started will know soon.
         AdmissionState::Unknown if recorded.is_some() => return Some(Plan::Rest(Some(LISTING))),
         AdmissionState::Unknown => {
             return waits(format!(
                 "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
-                 newer, have the operator run with --kueue=true, or create the job without a queue"
+                 newer, run the operator with --kueue=true, or create the job without a queue"
             ));
         }
         _ => {}
@@ -223,7 +223,7 @@ fn queue(
     let workload = observation.queue.workload.as_ref();
     if workload.is_some_and(|workload| !is_current(workload, &wanted)) {
         return waits(format!(
-            "its Workload asks queue {name} for something else than the job does now, or is over: it is made anew"
+            "its Workload in queue {name} is outdated or finished and will be recreated"
         ));
     }
     match admission {
@@ -231,7 +231,7 @@ fn queue(
         AdmissionState::Granted(granted) => Some(Plan::Admit(granted)),
         AdmissionState::NoFlavor(_) if recorded.is_some() => None,
         AdmissionState::NoFlavor(flavor) => waits(format!(
-            "its Workload was admitted to queue {name} with the ResourceFlavor {flavor}, which there is not"
+            "its Workload was admitted to queue {name} with the ResourceFlavor {flavor}, which does not exist"
         )),
         AdmissionState::Waits(words) => waits(format!("its Workload waits in queue {name}: {words}")),
         AdmissionState::NotAsked
@@ -241,7 +241,7 @@ fn queue(
     }
 }
 
-/// The end of a gang of which the API server rejects an object for good.
+/// The end of a gang with an object that the API server would always reject.
 pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Error) -> Option<Plan> {
     let Plan::Create { node_ranks } = plan else {
         return None;
@@ -252,7 +252,7 @@ pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Err
         ..PodView::default()
     };
     error.is_final().then(|| Plan::End {
-        failure: Failure::of_pod(&pod, FailureClass::BadConfig, error.to_string()),
+        failure: Failure::from_pod(&pod, FailureClass::BadConfig, error.to_string()),
         verdict: Verdict::NotRetryable,
         again: false,
     })
@@ -273,11 +273,11 @@ fn time_out(
     })
 }
 
-/// Whether every pod of the attempt ended well.
+/// Whether every pod of the attempt succeeded.
 fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> bool {
     let could_have = match status.phase {
         Some(Phase::Starting | Phase::Running | Phase::Suspending) => true,
-        // It was to be replaced by another, and not because it had failed.
+        // It was being replaced, but not after a failure.
         Some(Phase::Restarting) => status.failure_of_attempt().is_none(),
         _ => false,
     };
@@ -286,7 +286,7 @@ fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> boo
     could_have && nodes > 0 && observation.gang(status.attempt).filter(ended_well).count() == nodes
 }
 
-/// One round of an attempt that has its place.
+/// The next action of a placed attempt.
 fn follow(
     observation: &Observation,
     status: &ViTTrainingJobStatus,
@@ -307,8 +307,8 @@ fn follow(
         }
     }
     let missing = observation.missing();
-    // A quota, or an operator that went away, may have left a part of the gang out: those that are there wait for it. Once the
-    // gang was whole, whoever is missing went away without being seen to go.
+    // A quota or an operator's exit may leave a gang incomplete, and its pods wait for the rest.
+    // Once the gang was complete, a missing pod has disappeared unnoticed.
     let is_new = !observation.was_whole();
     let hindrance = status
         .condition(conditions::types::RECONCILED)
@@ -331,9 +331,9 @@ fn follow(
             .flatten()
     };
     let stalled = || {
-        let standstill = observation.standstill.as_ref();
-        standstill
-            .and_then(|standstill| stall::stalled(standstill, &gang, status.attempt, observation.now))
+        let signs = observation.stall_signs.as_ref();
+        signs
+            .and_then(|signs| stall::stalled(signs, &gang, status.attempt, observation.now))
             .or_else(|| stall::silent(observation.silence?, &gang))
     };
     let unfit = unfit(observation, status, valid, &gang);
@@ -367,7 +367,7 @@ fn follow(
     Plan::Follow
 }
 
-/// Rejected pods of a starting gang that no longer fit their nodes, each with the reason.
+/// Rejected pods of a starting gang that no longer fit their nodes, with reasons.
 fn unfit<'a>(
     observation: &Observation,
     status: &ViTTrainingJobStatus,
@@ -409,7 +409,7 @@ fn verdict_on(
     )
 }
 
-/// Whether a job in this phase is to get pods.
+/// Whether a job in this phase gets pods.
 fn makes_pods(phase: Phase, valid: &ValidatedJob) -> bool {
     match phase {
         Phase::Pending | Phase::Starting | Phase::Restarting => true,
@@ -418,7 +418,7 @@ fn makes_pods(phase: Phase, valid: &ValidatedJob) -> bool {
     }
 }
 
-/// Pods that ended stay for their logs; what still runs goes.
+/// Keeps ended pods for their logs and deletes running ones.
 fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Plan {
     let spec = &observation.job.spec;
     let max_restarts = u32::try_from(spec.failure_policy.max_restarts).unwrap_or(0);
@@ -437,11 +437,11 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
     );
     let node_lost_after = u64::try_from(spec.failure_policy.node_lost_seconds).unwrap_or(0);
     let force = beyond_reach(observation, Duration::from_secs(node_lost_after));
-    // Once the job is gone, nobody takes the pods off a dead node.
+    // After the job is deleted, nobody removes pods from a dead node.
     if expires_in == Some(SignedDuration::ZERO) && !observation.is_on_unready_node() {
         return Plan::Expire;
     }
-    // The kubelet tells that a container has ended before it says so of the pod. On a dead node it never will.
+    // The kubelet reports the container's end before the pod's. On a dead node it never will.
     let ends = |pod: &PodView| {
         let node = pod.node.as_ref();
         pod.end.is_some() && !node.is_some_and(|node| observation.unready_nodes.contains_key(node))

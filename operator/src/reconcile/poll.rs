@@ -1,5 +1,5 @@
-//! Polls agents beside the rounds: one round starts a poll, and the one after the answer observes it. Rank 0's agent is asked for
-//! its progress every two seconds, and where that stands still for too long, all of them for their heartbeats.
+//! Polls agents in the background: one round starts a poll, a later one observes the answer. Rank
+//! 0's agent is polled for progress every two seconds; if it is stuck, all agents for heartbeats.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::context::Context;
 use super::observation::Observation;
 use crate::watch::trigger::Trigger;
 
-/// Time between two polls of a job's progress.
+/// Time between polls of a job's progress.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Starts the next poll, if it is due. The job is reconciled again when its agents have answered.
+/// Starts the next poll if due. The answer triggers a reconcile.
 pub(super) fn poll(context: &Context, observation: &Observation) {
     let Some((poll, interval)) = next(observation) else {
         return;
@@ -39,7 +39,7 @@ pub(super) fn poll(context: &Context, observation: &Observation) {
     });
 }
 
-/// What to ask the agents of a gang that runs, and how long after the last poll at the earliest.
+/// The next poll of a running gang's agents, and the least time since the last.
 fn next(observation: &Observation) -> Option<(Poll, Duration)> {
     let status = observation.job.status.as_ref()?;
     let gang = || observation.gang(status.attempt);

@@ -1,4 +1,4 @@
-//! One round of one job: six calls, of which only the first and the last two do I/O.
+//! One round of one job: six steps, of which only the first and the last two do I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::objects;
 use crate::watch::trigger::Trigger;
 
-/// One round, timed, logged and counted.
+/// Runs one round, and times, logs and counts it.
 pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -> Result<Action, Error> {
     let span = info_span!(
         "reconcile",
@@ -73,32 +73,32 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
 
 async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
     if job.metadata.deletion_timestamp.is_some() || !job.is_for_vit_operator() {
-        // What it owns goes with it, by owner references.
+        // Its objects are deleted by owner references.
         return Ok(Action::await_change());
     }
-    // 1. Observe: caches, and what agents have answered.
+    // 1. Observe: caches, and agents' answers.
     let Some(observation) = observe::observe(context, Arc::new(job.clone())).await? else {
         return Ok(Action::requeue(CATCH_UP));
     };
-    // 2. Validate: every error of the user is found here.
+    // 2. Validate: finds every error in the manifest.
     let valid = crds::validate(&observation.job);
-    // 3. Plan: a pure function, but for GPUs, which the planner finds and promises in one step.
+    // 3. Plan: pure, except that the planner finds and promises GPUs in one step.
     let mut plan = plan_and_promise(context, &observation, &valid);
     // 4. Build: pure and infallible.
     let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
-    // 5. Apply: poll agents, for which no round waits, create and delete.
+    // 5. Apply: start polls of agents without waiting, create and delete.
     poll::poll(context, &observation);
     let mut applied = apply::apply(context, client_for(context, &plan), &observation.job, changes).await;
     if let Err(error) = &applied
         && let Some(end) = plan::end_of_refused(&observation, &plan, error)
     {
-        warn!(%error, "the API server rejects the gang for good");
+        warn!(%error, "the API server rejects the gang; retrying cannot help");
         (plan, applied) = (end, Ok(()));
     }
     if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
         return Ok(Action::await_change());
     }
-    // 6. Status: one write, and only if something changed. It is due after a failed call, too.
+    // 6. Status: one write if something changed, also after a failed call.
     let written = write_status(context, &observation, &plan, applied.as_ref().err()).await;
     settle_promise(context, &observation, &plan, &written);
     applied?;
@@ -106,7 +106,8 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     Ok(Action::requeue(next_round(context, &observation, &plan, &status)))
 }
 
-/// Takes back a promise that is certainly not recorded, and tells the jobs that wait. Where that is not known, it stays.
+/// Releases a promise that is certainly not recorded, and triggers waiting jobs. If this is
+/// unknown, the promise stays.
 fn settle_promise(
     context: &Context,
     observation: &Observation,
@@ -116,12 +117,12 @@ fn settle_promise(
     let uid = observation.job.uid().unwrap_or_default();
     let is_news = match (plan, written) {
         (Plan::Place { attempt, .. }, Err(error)) if error.is_refusal() => {
-            let lets_go = context.planner.lock().release(&uid, *attempt);
-            // Jobs that are refused again and again would wake one another in spite of their back-off.
-            lets_go && !context.memory.is_failing(&uid)
+            let is_released = context.planner.lock().release(&uid, *attempt);
+            // Repeatedly refused jobs would wake one another despite their back-off.
+            is_released && !context.memory.is_failing(&uid)
         }
         (Plan::Place { .. }, _) | (_, Err(_)) => false,
-        // The server took a status made from a version without the promise: an earlier write never came to be.
+        // The server accepted a status without the promise: the earlier write failed.
         (_, Ok(_)) => context
             .planner
             .lock()
@@ -161,7 +162,7 @@ async fn write_status(
     if !error.is_some_and(Error::is_conflict) {
         next = status::with_error(observation, next, error);
     }
-    // Where an earlier write may have promised something, only the server knows whether this is the last status.
+    // If an earlier write may have recorded a promise, only the server knows the latest status.
     let is_open = context
         .planner
         .lock()
@@ -193,7 +194,7 @@ async fn write_status(
     Ok(next)
 }
 
-/// The client that carries a plan out.
+/// The client for a plan's calls.
 pub(super) fn client_for<'a>(context: &'a Context, plan: &Plan) -> &'a Client {
     if plan.frees_gpus() {
         &context.urgent
@@ -223,8 +224,8 @@ fn count(
     }
 }
 
-/// The class of the failure after which a gang was placed again, which is known for good by then. A job that had to
-/// wait for GPUs meanwhile was pending; one that changed its size did not fail.
+/// The class of the failure after which a gang was placed again, final by then. A job that waited
+/// for GPUs was pending; one that changed its size did not fail.
 pub(super) fn restarted_after<'a>(
     last: &ViTTrainingJobStatus,
     next: &'a ViTTrainingJobStatus,

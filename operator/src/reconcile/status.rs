@@ -1,4 +1,4 @@
-//! The sixth of the six calls: the next status, a pure function of the last one, the plan and what was observed.
+//! Step 6: the next status, a pure function of the observation, with the last status, and the plan.
 
 mod progress;
 mod transition;
@@ -21,10 +21,10 @@ use crate::policy::{failed_nodes, strategy, time_spent};
 use progress::{record_progress, with_nodes};
 use transition::Next;
 
-/// So many pods that do not end are named.
+/// Most overdue pods named in a message.
 const OVERDUE_NAMED: usize = 4;
 
-/// The status after a plan. Equal to the last one where nothing happened.
+/// The status after a plan, equal to the last if nothing changed.
 pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStatus {
     let mut next = Next {
         status: observation.status(),
@@ -38,7 +38,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         record_progress(&mut next.status, progress);
     }
     next.status.failed_nodes = failed_nodes::remembered(&next.status.failed_nodes, next.now);
-    // Those that the gang does without are not forgotten while it trains: it would grow onto them, and be slow for good.
+    // Not forgotten while the gang trains: it would grow onto these nodes and stay slow.
     if next.status.phase != Some(Phase::Running) {
         next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
     }
@@ -64,7 +64,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
         Plan::Finish => {
             next.finish(Phase::Succeeded);
-            next.set(COMPLETE, true, reasons::ALL_EPOCHS_DONE, "every pod ended well");
+            next.set(COMPLETE, true, reasons::ALL_EPOCHS_DONE, "every pod succeeded");
             if observation.job.spec.measure.is_some() {
                 next.measured(observation.measured.as_ref());
             }
@@ -134,13 +134,12 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
     }
     next.status.observed_generation = next.generation;
-    let told = observation.progress.as_ref();
-    next.status.time_spent = time_spent::after(&observation.status(), &next.status, told, next.now);
+    let reported = observation.progress.as_ref();
+    next.status.time_spent = time_spent::after(&observation.status(), &next.status, reported, next.now);
     next.status
 }
 
-/// The status with what kept the plan from being carried out, if anything did. For a gang that starts that is also why it does
-/// not run yet.
+/// The status with the error that stopped the plan, if any, also in `Running` of a starting gang.
 pub(crate) fn with_error(
     observation: &Observation,
     status: ViTTrainingJobStatus,
@@ -165,8 +164,8 @@ pub(crate) fn with_error(
     next.status
 }
 
-/// Whether a status differs from the last one only in what moves all the time: the progress of training and its time, by how much stragglers
-/// are slow, and how many pods of a gang that starts are ready.
+/// Whether a status differs only in counters: progress, time spent, stragglers' slowdowns, and
+/// ready pods of a starting gang.
 pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
         return false;
@@ -174,7 +173,7 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
     let mut without = next.clone();
     without.progress.clone_from(&last.progress);
     without.time_spent.clone_from(&last.time_spent);
-    // Who is slow is news; by how much moves with every step.
+    // A new straggler is news; slowdowns change with every step.
     for straggler in &mut without.stragglers {
         let same = |known: &&StragglerStatus| (known.rank, &known.node) == (straggler.rank, &straggler.node);
         if let Some(known) = last.stragglers.iter().find(same) {
@@ -199,7 +198,7 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
     without == *last
 }
 
-/// What the gang divides on the GPUs that it gets, where the job leaves that to the operator.
+/// The sharding strategy on the placement's GPUs, if the job leaves it to the operator.
 fn strategy_for(observation: &Observation, placement: &Placement) -> Option<StrategyStatus> {
     let valid = crds::validate(&observation.job).ok()?;
     let nodes = u32::try_from(placement.nodes.len()).ok()?;
@@ -208,7 +207,7 @@ fn strategy_for(observation: &Observation, placement: &Placement) -> Option<Stra
     strategy::choose(&valid, nodes, &placement.gpus, out_of_memory)
 }
 
-/// What is added to a message about GPUs where pods of the job do not end: they are not waited for.
+/// The part of a message about GPUs that names overdue pods, which are not waited for.
 fn overdue(observation: &Observation) -> String {
     let mut pods: Vec<&PodView> = observation
         .pods

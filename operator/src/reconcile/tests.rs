@@ -1,4 +1,4 @@
-//! Whole rounds against a mocked API server: which calls are made, in which order.
+//! Whole rounds against a mocked API server: the calls and their order.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -42,8 +42,8 @@ mod faults;
 type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
-/// Answers as an API server would, keeps the job as it was written last, and returns what it was asked: Events last, because they
-/// are published beside the rounds. Pods are deleted by their uid where nothing else is said.
+/// Acts as an API server, stores the job, and returns its calls: Events last, because they are
+/// published in the background. Pods are deleted by uid unless the call says otherwise.
 async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, server: Rounds) -> Vec<String> {
     let (mut calls, mut events) = (Vec::new(), Vec::new());
     while let Some((request, answer)) = handle.next_request().await {
@@ -53,7 +53,7 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, ser
         let path: Vec<&str> = parts.uri.path().trim_matches('/').split('/').collect();
         let (code, response, object) = match (&parts.method, &path[..]) {
             (&Method::PUT, [.., "status"]) => write_status(&stored, &body),
-            // An Event that is published again becomes a series.
+            // A repeated Event becomes a series.
             (&Method::PATCH, [.., "events", _]) => {
                 (200, body.clone(), format!("event {}", text(&body["reason"])))
             }
@@ -132,7 +132,7 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, ser
     calls
 }
 
-/// What the API server tells of a pod of [`fixtures::job`].
+/// The API server's metadata of a pod of [`fixtures::job`].
 fn unseen_pod(name: &str) -> Value {
     json!({
         "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -170,29 +170,29 @@ fn nodes<const NODES: usize>(names: [&str; NODES]) -> Vec<Node> {
     names.map(|name| fixtures::node(name, "Tesla-T4", 1)).into()
 }
 
-/// A cluster in which a job goes through some rounds, and what its API server does not do.
+/// A cluster in which a job goes through rounds, and its API server's errors.
 #[derive(Default)]
 struct Rounds {
     nodes: Vec<Node>,
     pods: Vec<Pod>,
     services: Vec<Service>,
     pod_groups: bool,
-    /// Resources of which every name is taken by someone else.
+    /// Resources whose names belong to someone else.
     foreign: &'static [&'static str],
-    /// Resources of which every name is taken by a job of the same name that was deleted.
+    /// Resources whose names belong to a deleted job of the same name.
     of_last_job: &'static [&'static str],
-    /// Names that it fails to delete.
+    /// Names whose deletion fails.
     undeletable: &'static [&'static str],
-    /// A resource of which it takes no object, with the code and the words of its answer.
+    /// A resource whose objects it rejects, with this code and message.
     denied: Option<(&'static str, u16, &'static str)>,
-    /// Pods of the job that are there, although no watch has brought them.
+    /// Existing pods of the job that no watch has reported.
     unseen: &'static [&'static str],
-    /// Pods of another uid that have got the name of one of the job's.
+    /// Names of the job's pods that pods with another uid have reused.
     recreated: &'static [&'static str],
 }
 
 impl Rounds {
-    /// Two free nodes, and nothing of the job.
+    /// Two free nodes, and no objects of the job.
     fn fresh() -> Self {
         Self {
             nodes: nodes(["a", "b"]),
@@ -200,7 +200,7 @@ impl Rounds {
         }
     }
 
-    /// The same with these pods, and the Service.
+    /// [`Self::fresh`] with these pods and the Service.
     fn with_gang(pods: Vec<Pod>) -> Self {
         Self {
             pods,
@@ -209,8 +209,7 @@ impl Rounds {
         }
     }
 
-    /// Goes through `rounds` rounds, each with the job as the last one left it; returns the calls, the job at the end
-    /// and what the last round said.
+    /// Runs `rounds` rounds, each with the job of the last; returns calls, job and last result.
     fn run(
         self,
         job: ViTTrainingJob,
@@ -248,7 +247,7 @@ impl Rounds {
     }
 }
 
-/// What rounds work with, over a cluster of these objects.
+/// The context of rounds in a cluster with these objects.
 pub(super) fn context(
     service: MockService,
     jobs: Store<GuardedJob>,
@@ -260,7 +259,7 @@ pub(super) fn context(
     context_with(service, jobs, caches, mpsc::unbounded_channel().0, false)
 }
 
-/// The same without a cluster, and its API server.
+/// A context without objects, and its API server.
 pub(super) fn idle_context() -> (Arc<Context>, ServerHandle) {
     let (service, server) = mock::pair();
     (context(service, reflector::store().0, &[], &[], &[]), server)
@@ -288,14 +287,14 @@ fn context_with(
     ))
 }
 
-/// What the watch of jobs does with a job that was changed.
+/// Applies a changed job as the watch of jobs does.
 fn apply_event(context: &Context, writer: &mut Writer<GuardedJob>, job: &GuardedJob) {
     let event = WatchEvent::Apply(job.clone());
     context.planner.lock().follow_jobs(&event);
     writer.apply_watcher_event(&event);
 }
 
-/// The gang of attempt 1 with pods in these phases, each with the exit code of its container if it ended.
+/// The gang of attempt 1 with pods in these phases, and the exit codes of ended containers.
 fn pods(states: [(&str, Option<i32>); 2]) -> Vec<Pod> {
     let mut pods = fixtures::pod_objects(1, "Running");
     for (pod, (phase, code)) in pods.iter_mut().zip(states) {
@@ -326,7 +325,7 @@ async fn a_gang_is_placed_then_created_once() {
     let (calls, job, result) = Rounds::fresh().run(fixtures::job(), 2).await;
     result.expect("reconciled");
     let mut calls = calls;
-    // Pods of one gang are created side by side.
+    // A gang's pods are created concurrently.
     calls[4..6].sort();
     assert_eq!(
         calls,
@@ -451,7 +450,7 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
     let placed = status.condition(conditions::types::PLACED).expect("a condition");
     assert_eq!(
         placed.message,
-        "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free"
+        "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free"
     );
 }
 
@@ -592,7 +591,7 @@ async fn an_object_of_someone_else_is_left_alone() {
     assert_eq!(error.category(), "NameTaken");
     assert_eq!(
         error.to_string(),
-        "failed to create Service digits: there is one that does not belong to this job; delete it or rename the job"
+        "failed to create Service digits: an object with this name does not belong to this job; delete it or rename the job"
     );
     let status = job.status.expect("a status");
     for type_ in [conditions::types::RUNNING, conditions::types::RECONCILED] {
@@ -618,8 +617,7 @@ async fn what_the_last_job_of_the_name_has_left_is_waited_for() {
     let error = result.expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "failed to create Pod digits-1-0: the one of a deleted job of this name is still there; it goes with that job, or when \
-         its container has stopped, and is waited for"
+        "failed to create Pod digits-1-0: the object of a deleted job with the same name still exists; retrying until it is gone"
     );
     assert!(error.is_refusal());
     let (context, _server) = idle_context();
@@ -644,7 +642,7 @@ async fn a_pod_that_cannot_be_deleted_keeps_no_other_from_it() {
     assert!(result.is_err());
 }
 
-/// The deletions, sorted, of a round in which the job is to be suspended, and how it ended.
+/// The sorted deletions of a round that suspends the job, and its result.
 async fn deletions(rounds: Rounds) -> (Vec<String>, Result<Action, Error>) {
     let mut job = fixtures::job_in(Phase::Suspending, 1);
     job.spec.suspend = true;
@@ -715,7 +713,7 @@ fn a_restart_is_counted_by_its_cause_when_the_next_gang_is_placed() {
     for phase in [Phase::Restarting, Phase::Pending] {
         assert_eq!(restarted_after(&failed_in(phase, 1), &starting), Some("Killed"));
     }
-    // Not when it fails, nor while the gang starts, nor where the second attempt is replaced by one of another size.
+    // Not when it fails, while the gang starts, or when another size replaces the second attempt.
     let running = fixtures::status(Phase::Running, 1);
     assert_eq!(restarted_after(&running, &failed_in(Phase::Restarting, 1)), None);
     assert_eq!(restarted_after(&starting, &starting), None);
@@ -788,9 +786,9 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
     drop(handle);
 }
 
-/// Goes through rounds of a new job, one for each answer to a write of its status (`None`: the server stored it, but
-/// its answer was lost); returns whether something is promised to it after each, and whether jobs that wait were triggered by
-/// that it let go of GPUs.
+/// Runs rounds of a new job, one per answer to a write of its status (`None`: stored, but the
+/// answer was lost). Returns after each whether it has a promise, and whether released GPUs
+/// triggered waiting jobs.
 fn promises_after<const ROUNDS: usize>(
     answers: [Option<u16>; ROUNDS],
 ) -> LocalBoxFuture<'static, [(bool, bool); ROUNDS]> {
@@ -850,7 +848,7 @@ async fn a_promise_whose_record_is_refused_is_taken_back_and_others_are_told_the
 async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_another_status() {
     let [kept, taken_back] = [(true, false), (false, true)];
     for answer in [None, Some(500), Some(504), Some(409)] {
-        // Later rounds write a status without the promise, and the job is placed anew once one is taken.
+        // Later rounds write a status without the promise; after that the job is placed again.
         let [changed, lost, refused, taken] = [Some(409), None, Some(403), Some(200)];
         assert_eq!(
             promises_after([answer, changed, lost, refused, taken, refused, taken]).await,

@@ -1,5 +1,5 @@
-//! The round of a job that cannot be read, because another version wrote it: its condition `Reconciled` tells why. It is read and
-//! written as plain JSON, and nothing else of the job is touched.
+//! The round of a job that cannot be decoded, because another version wrote it. Sets the condition
+//! `Reconciled` with the reason, as plain JSON, and changes nothing else.
 
 use crds::ViTTrainingJob;
 use crds::conditions::{self, reasons, types};
@@ -17,29 +17,29 @@ use super::context::Context;
 use crate::error::Error;
 use crate::objects;
 
-/// An error where it is news that the job cannot be read, or the condition could not be written.
+/// Fails if the condition is new, or could not be written.
 pub(super) async fn round(context: &Context, invalid: &InvalidObject) -> Result<Action, Error> {
     let error = Error::InvalidObject(Box::new(invalid.clone()));
     match report(context, &invalid.metadata, &error).await {
         Ok(true) => Err(error),
         Ok(false) => Ok(Action::await_change()),
-        // The schema may refuse the whole job, whatever is changed of it. Then the Event and the log have to do.
+        // The schema may refuse the whole job. Then only the Event and the log report the error.
         Err(refusal) if refusal.is_refusal() => {
-            warn!(%refusal, "failed to write the condition that the job cannot be read");
+            warn!(%refusal, "failed to write condition Reconciled of a job that cannot be decoded");
             Err(error)
         }
         Err(failure) => Err(failure),
     }
 }
 
-/// Writes the condition. False where there is nothing to write.
+/// Writes the condition. Returns whether it changed.
 async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result<bool, Error> {
     let name = metadata.name.clone().unwrap_or_default();
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let resource = ApiResource::erase::<ViTTrainingJob>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
     let kind = objects::kind::<ViTTrainingJob>();
-    // To get it by name, the operator would need another right.
+    // A get by name would need another permission.
     let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
     let listed = api.list(&by_name).await;
     let listed = listed.map_err(Error::api("read", kind, &name))?;
@@ -54,7 +54,7 @@ async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Resu
     Ok(true)
 }
 
-/// Sets the condition. False where it is set already, and for a job that is not ours.
+/// Sets the condition. False if it is set already, or the job is another controller's.
 fn set_condition(job: &mut DynamicObject, why: &str, now: Timestamp) -> bool {
     let managed_by = job.data.pointer("/spec/managedBy").and_then(Value::as_str);
     if job.metadata.deletion_timestamp.is_some() || !is_for_vit_operator(managed_by) {
@@ -64,11 +64,11 @@ fn set_condition(job: &mut DynamicObject, why: &str, now: Timestamp) -> bool {
     if !status.is_object() {
         *status = json!({});
     }
-    // Where they are what cannot be read, the next version to write the job makes them anew.
+    // Undecodable conditions are replaced.
     let last: Vec<Condition> = serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
     let mut next = last.clone();
-    let told = (reasons::RECONCILE_FAILED, why);
-    let condition = conditions::condition(types::RECONCILED, false, told, job.metadata.generation, now);
+    let cause = (reasons::RECONCILE_FAILED, why);
+    let condition = conditions::condition(types::RECONCILED, false, cause, job.metadata.generation, now);
     conditions::set(&mut next, condition);
     if next == last {
         return false;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{self, assert_contains};
 
-    /// An API server with one job, which is kept as it is written; `refuses` every write of its status with that code.
+    /// An API server that stores one job; `refuses` every write of its status with this code.
     async fn serve(
         mut handle: Handle<Request<Body>, Response<Body>>,
         stored: Arc<Mutex<Value>>,
@@ -135,7 +135,7 @@ mod tests {
         object
     }
 
-    /// Two rounds of a job: what they call, what they say, and the job after them.
+    /// Two rounds of a job: their calls, their errors, and the job after them.
     async fn rounds(job: Value, refuses: Option<u16>) -> (Vec<String>, Vec<Option<&'static str>>, Value) {
         let (context, handle) = idle_context();
         let stored = Arc::new(Mutex::new(job));

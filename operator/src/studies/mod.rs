@@ -1,12 +1,12 @@
 //! Reconciles one study, in rounds:
 //!
-//! 1. [`observation`]: the study, its jobs, what its ConfigMap has recorded, and where other studies measure;
-//! 2. [`runs`]: the jobs that it needs, or why it cannot be run;
-//! 3. [`next`]: what is to be recorded, which jobs go, and which one is created;
-//! 4. [`round`] carries that out: first the record, then deletions, the [`status`], and at last the new job.
+//! 1. [`observation`]: the study, its jobs, the records in its ConfigMap, and other studies' nodes;
+//! 2. [`runs`]: the jobs that it needs, or why it cannot run;
+//! 3. [`next`]: the records to write, the jobs to delete, and the job to create;
+//! 4. [`round`] applies that: records, then deletions, the [`status`], and last the new job.
 //!
-//! Steps 2 and 3 are pure. A study knows of its jobs no more than their status: gangs, GPUs and failures are theirs. Names of jobs
-//! follow from what they measure, so that a round that is repeated does nothing twice.
+//! Steps 2 and 3 are pure. A study only reads its jobs' status. Jobs are named after their runs, so
+//! that a repeated round changes nothing.
 
 mod next;
 mod observation;

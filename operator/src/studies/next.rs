@@ -1,4 +1,4 @@
-//! What is to be done next for a study. Pure.
+//! The next actions for a study. Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use planner::policy::request::Shape;
 use study::{Bounds, Outcome, Plan, Record, Records};
 
 use super::observation::{Child, Observation};
-use super::runs::{Nodes, Slot};
+use super::runs::{Nodes, RunRepetition};
 
-/// What is to be done next for a study: first what is measured is recorded, then jobs are deleted, then one is created.
+/// The next actions for a study: write records, then delete jobs, then create one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Next {
     pub(super) records: Records,
-    /// Runs that have just failed, and why.
+    /// Newly failed runs, with reasons.
     pub(super) failures: Vec<String>,
     pub(super) delete: Vec<Deletion>,
     pub(super) create: Option<Creation>,
     pub(super) nodes: Vec<StudyNodes>,
     /// Studies whose nodes the waiting job does not use.
     pub(super) leaves_nodes_to: Vec<String>,
-    /// Which of the jobs to delete an edit has stopped, and why.
+    /// Jobs to delete because of an edit, with reasons.
     pub(super) stopped: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Next {
 pub(super) struct Deletion {
     pub(super) name: String,
     pub(super) uid: String,
-    /// Whether the job stays until its pods are gone.
+    /// Whether the job stays until its pods are deleted.
     pub(super) is_foreground: bool,
 }
 
@@ -51,7 +51,7 @@ impl Deletion {
         }
     }
 
-    /// Of every job that is under way.
+    /// Deletions of all running jobs.
     pub(super) fn of_all(observation: &Observation) -> Vec<Self> {
         let under_way = |child: &&Child| !child.is_over() && !child.is_being_deleted();
         observation.jobs.iter().filter(under_way).map(Self::of).collect()
@@ -65,12 +65,12 @@ pub(super) struct Creation {
     pub(super) repetition: u32,
     /// Which try it is, from 1.
     pub(super) number: u32,
-    /// What people call it.
+    /// The run's name in messages.
     pub(super) words: String,
 }
 
 /// Decides.
-pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Next {
+pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[RunRepetition<'_>]) -> Next {
     let slot_of = |child: &Child| slots.iter().find(|slot| child.is_of(slot));
     let mut next = Next {
         records: observation.records.clone(),
@@ -79,7 +79,7 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
     };
     let (over, others): (Vec<&Child>, Vec<&Child>) =
         observation.jobs.iter().partition(|child| child.is_over());
-    // Nodes are not judged by what has just ended, and jobs that wait are judged by the nodes that are left.
+    // Record ended jobs before nodes are given up, and waiting jobs after: their nodes may change.
     for child in over {
         next.record(observation, child, slot_of(child), plan);
     }
@@ -99,7 +99,7 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         let stays = if child.is_over() {
             slot.is_some_and(|slot| next.is_last_failed_try(child, slot, plan))
         } else {
-            // Two at once would disturb each other.
+            // Concurrent runs would disturb each other.
             let is_first = first.is_some_and(|first| first.job.uid() == child.job.uid());
             let is_wanted = slot.is_some_and(|slot| {
                 !is_recorded(&next.records, child, slot, plan)
@@ -122,7 +122,7 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         }
     }
     if observation.study.spec.suspend || next.is_over(plan, slots) {
-        // Others may have them meanwhile.
+        // Other studies may use them meanwhile.
         next.nodes.clear();
         return next;
     }
@@ -136,7 +136,7 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         child.is_placeless() && is_open && !observation.others.is_empty()
     };
     if first.is_some_and(waits_for_others) {
-        // Two studies that keep nodes and wait for the other's would wait for ever.
+        // Two studies that keep nodes and wait for each other's would deadlock.
         next.nodes.clear();
         next.leaves_nodes_to = observation
             .others
@@ -149,14 +149,14 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
 
 impl Next {
     /// Whether every run is over.
-    pub(super) fn is_over(&self, plan: &Plan, slots: &[Slot<'_>]) -> bool {
+    pub(super) fn is_over(&self, plan: &Plan, slots: &[RunRepetition<'_>]) -> bool {
         self.left(slots, plan).is_empty()
     }
 
-    /// The first repetition that is not over of each run.
-    fn left<'s>(&self, slots: &'s [Slot<'s>], plan: &Plan) -> Vec<&'s Slot<'s>> {
+    /// The first unfinished repetition of each run.
+    fn left<'s>(&self, slots: &'s [RunRepetition<'s>], plan: &Plan) -> Vec<&'s RunRepetition<'s>> {
         let mut known = BTreeSet::new();
-        let is_left = |slot: &&Slot<'_>| {
+        let is_left = |slot: &&RunRepetition<'_>| {
             let record = self.records.get(plan, slot.run, slot.repetition);
             !record.is_some_and(|record| record.is_over(plan.retries))
         };
@@ -164,8 +164,14 @@ impl Next {
         left.filter(|slot| known.insert(&slot.run.key)).collect()
     }
 
-    /// Records how a job ended, if that is new.
-    fn record(&mut self, observation: &Observation, child: &Child, slot: Option<&Slot<'_>>, plan: &Plan) {
+    /// Records how a job ended, once.
+    fn record(
+        &mut self,
+        observation: &Observation,
+        child: &Child,
+        slot: Option<&RunRepetition<'_>>,
+        plan: &Plan,
+    ) {
         let Some(slot) = slot.filter(|_| !child.is_being_deleted()) else {
             return;
         };
@@ -197,8 +203,8 @@ impl Next {
         self.records.insert(&child.key, child.repetition, record);
     }
 
-    /// Whether a job that is over is the last try of a run that failed: it stays to be looked at.
-    fn is_last_failed_try(&self, child: &Child, slot: &Slot<'_>, plan: &Plan) -> bool {
+    /// Whether a finished job is the last try of a failed run, which is kept for inspection.
+    fn is_last_failed_try(&self, child: &Child, slot: &RunRepetition<'_>, plan: &Plan) -> bool {
         self.records
             .get(plan, slot.run, slot.repetition)
             .is_some_and(|record| {
@@ -206,8 +212,8 @@ impl Next {
             })
     }
 
-    /// Gives nodes up on which a study measures that goes first, which runs cannot have any more, or whose GPUs have failed.
-    fn give_nodes_up(&mut self, observation: &Observation, slots: &[Slot<'_>], plan: &Plan) {
+    /// Gives up nodes that an older study uses, that no longer fit the runs, or whose GPUs failed.
+    fn give_nodes_up(&mut self, observation: &Observation, slots: &[RunRepetition<'_>], plan: &Plan) {
         let left = self.left(slots, plan);
         let busy = observation.jobs.iter().filter(|child| child.is_busy());
         let runs_on: BTreeSet<&String> = busy.flat_map(Child::nodes).collect();
@@ -220,11 +226,11 @@ impl Next {
             .collect();
         self.nodes.retain_mut(|known| {
             let needs = needs(&left, &known.key);
-            // What no run needs any more is for others.
+            // Release nodes that no run needs.
             let most = needs.iter().map(|(_, nodes)| *nodes).max().unwrap_or(0);
             known.nodes.truncate(most);
             let are_kept = known.nodes.iter().enumerate().all(|(place, node)| {
-                // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
+                // A lost node with a run on it makes the run fail.
                 let is_lost = || {
                     let mut of_place = needs.iter().filter(|(_, nodes)| place < *nodes);
                     !runs_on.contains(node) && of_place.any(|(shape, _)| is_lost(observation, node, shape))
@@ -235,7 +241,7 @@ impl Next {
         });
     }
 
-    fn creation(&self, observation: &Observation, slot: &Slot<'_>, plan: &Plan) -> Option<Creation> {
+    fn creation(&self, observation: &Observation, slot: &RunRepetition<'_>, plan: &Plan) -> Option<Creation> {
         let record = self.records.get(plan, slot.run, slot.repetition);
         if record.is_some_and(|record| record.is_over(plan.retries)) {
             return None;
@@ -250,7 +256,7 @@ impl Next {
         })
     }
 
-    fn job(&self, observation: &Observation, slot: &Slot<'_>, number: u32) -> ViTTrainingJob {
+    fn job(&self, observation: &Observation, slot: &RunRepetition<'_>, number: u32) -> ViTTrainingJob {
         let key = slot.node_choice();
         let known = self.nodes.iter().find(|known| known.key == key);
         let pinned = known.and_then(|known| known.nodes.get(..slot.nodes()));
@@ -264,14 +270,14 @@ impl Next {
     }
 }
 
-/// The nodes on which runs are measured, with those of jobs that have got theirs.
-fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Vec<StudyNodes> {
+/// The nodes of runs, including those of newly placed jobs.
+fn known_nodes(observation: &Observation, plan: &Plan, slots: &[RunRepetition<'_>]) -> Vec<StudyNodes> {
     let mut known = observation.status().nodes;
     for child in observation.jobs.iter().filter(|child| !child.nodes().is_empty()) {
         let Some(slot) = slots.iter().find(|slot| child.is_of(slot)) else {
             continue;
         };
-        // A job that failed is kept, but says nothing of those that come after it.
+        // A kept failed job does not determine later jobs' nodes.
         if is_recorded(&observation.records, child, slot, plan) {
             continue;
         }
@@ -285,8 +291,8 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
     known
 }
 
-/// What these runs need of nodes that they share, and of how many of them at most.
-fn needs(slots: &[&Slot<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
+/// The shapes that these runs need of their shared nodes, each with the most nodes.
+fn needs(slots: &[&RunRepetition<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
     let mut needs: Vec<(Arc<Shape>, usize)> = Vec::new();
     for slot in slots.iter().filter(|slot| slot.node_choice() == key) {
         let shape = slot.shape();
@@ -298,7 +304,7 @@ fn needs(slots: &[&Slot<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
     needs
 }
 
-/// Whether the node would be refused even if it were empty. One that is not ready counts only after `nodeLostSeconds`.
+/// Whether an empty node would be refused. An unready node is lost only after `nodeLostSeconds`.
 fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     let Some(facts) = observation.facts.get(node) else {
         return true;
@@ -315,13 +321,13 @@ fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
             let bound = SignedDuration::from_secs(seconds.into());
             matches!(facts.health, NodeHealth::NotReady(Some(since)) if observation.now.duration_since(since) >= bound)
         }
-        // The names that pinned jobs may have are this study's own doing.
+        // This study itself pins its jobs to nodes.
         Verdict::Refused(refusal) => !matches!(refusal, Refusal::NotNamed | Refusal::Excluded),
         Verdict::Fits { .. } | Verdict::Busy { .. } => false,
     }
 }
 
-fn measured(child: &Child, status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
+fn measured(child: &Child, status: &ViTTrainingJobStatus, slot: &RunRepetition<'_>) -> Outcome {
     let Some(measurement) = &status.measurement else {
         let condition = status.condition(types::MEASURED);
         let is_lost = condition.is_none_or(|measured| measured.reason == reasons::MEASUREMENT_LOST);
@@ -333,7 +339,7 @@ fn measured(child: &Child, status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Ou
         return Outcome::Measurement(measurement.clone());
     };
     if slot.run.spec.external.is_some() && !is_changed {
-        // It would do the same again.
+        // Another try would do the same.
         Outcome::failure(
             format!("the command does not follow VIT_RUN_CONFIG: {found}"),
             true,
@@ -360,10 +366,10 @@ fn failed(status: &ViTTrainingJobStatus, plan: &Plan) -> Outcome {
     Outcome::failure(why, !may_pass)
 }
 
-/// Where a study does not wait for GPUs for ever.
-fn waited_too_long(observation: &Observation, child: &Child, slot: &Slot<'_>) -> Option<Outcome> {
+/// The failure of a job that waited longer than `pendingTimeoutSeconds`.
+fn waited_too_long(observation: &Observation, child: &Child, slot: &RunRepetition<'_>) -> Option<Outcome> {
     let seconds = observation.study.spec.measure.pending_timeout_seconds?;
-    // Whether it fits is not known while nodes are left to others.
+    // While other studies use nodes, it is unknown whether it would fit.
     if !observation.others.is_empty() && slot.leaves_nodes_open(&child.job) {
         return None;
     }
@@ -375,20 +381,20 @@ fn waited_too_long(observation: &Observation, child: &Child, slot: &Slot<'_>) ->
     })
 }
 
-/// Whether it is recorded how a job ended, or one that came after it.
-fn is_recorded(records: &Records, child: &Child, slot: &Slot<'_>, plan: &Plan) -> bool {
+/// Whether the end of a job, or of a later try, is recorded.
+fn is_recorded(records: &Records, child: &Child, slot: &RunRepetition<'_>, plan: &Plan) -> bool {
     let record = records.get(plan, slot.run, slot.repetition);
     record.is_some_and(|record| record.tries >= child.number)
 }
 
-/// Whether a job is not what it would be today: measured otherwise, or, where it has no nodes yet, with others to have or another
-/// deadline. One that trains goes on: if its old deadline ends it, it is tried again.
+/// Whether a job differs from the present spec: in what it measures or, before it has nodes, in
+/// nodes or deadline. A training job continues; if its old deadline ends it, it is retried.
 fn is_outdated(observation: &Observation, child: &Child, wanted: &ViTTrainingJob) -> bool {
     let nodes = |job: &ViTTrainingJob| {
         let placement = &job.spec.placement;
         (placement.nodes.clone(), placement.exclude_nodes.clone())
     };
     let study = &observation.study;
-    let would_be_made_anew = || !child.has_the_deadline_of(study) || nodes(&child.job) != nodes(wanted);
-    !child.measures_for(study) || (child.is_placeless() && would_be_made_anew())
+    let has_changed = || !child.has_the_deadline_of(study) || nodes(&child.job) != nodes(wanted);
+    !child.measures_for(study) || (child.is_placeless() && has_changed())
 }

@@ -1,4 +1,4 @@
-//! What is known of one study: a value, on which all decisions of a round are made.
+//! The observed state of one study: the input of a round's decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,35 +12,35 @@ use kube::ResourceExt as _;
 use planner::facts::inventory::NodeFacts;
 use study::Records;
 
-use super::runs::Slot;
+use super::runs::RunRepetition;
 
-/// How long runs do without a node whose GPU has failed: after that it is better than none.
+/// How long runs avoid a node with a failed GPU; after that it is better than none.
 const FAULT_REMEMBERED: SignedDuration = SignedDuration::from_mins(10);
 
-/// What is known of one study.
+/// The observed state of one study.
 #[derive(Clone, Debug)]
 pub(super) struct Observation {
     pub(super) study: Arc<ViTScalingStudy>,
-    /// Its jobs that exist.
+    /// Its existing jobs.
     pub(super) jobs: Vec<Child>,
     pub(super) records: Records,
-    /// Other studies that are under way.
-    pub(super) others: Vec<Other>,
-    /// The nodes on which the study measures, where they exist.
+    /// Other running studies.
+    pub(super) others: Vec<OtherStudy>,
+    /// The existing nodes of the study.
     pub(super) facts: BTreeMap<String, NodeFacts>,
     pub(super) now: Timestamp,
 }
 
-/// Another study that is under way.
+/// Another running study.
 #[derive(Clone, Debug)]
-pub(super) struct Other {
+pub(super) struct OtherStudy {
     /// `namespace/name`.
     pub(super) name: String,
-    /// Those that it keeps, and those where it has a job.
+    /// Nodes that it keeps or has a job on.
     pub(super) nodes: BTreeSet<String>,
-    /// Those where it has a job.
+    /// Nodes that it has a job on.
     pub(super) measures_on: BTreeSet<String>,
-    /// Whether it is older, and so keeps a node on which both measure.
+    /// Whether it is older, and so keeps a node that both use.
     pub(super) goes_first: bool,
 }
 
@@ -49,13 +49,13 @@ impl Observation {
         self.study.status.clone().unwrap_or_default()
     }
 
-    /// Nodes whose GPUs have failed a short while ago.
+    /// Nodes with a recent GPU failure.
     pub(super) fn faulty_nodes(&self) -> BTreeSet<&str> {
         let faulty = self.jobs.iter().filter_map(|child| child.faulty_node(self.now));
         faulty.collect()
     }
 
-    /// Whether a job is on a node with a run of a study that goes first: both got it at the same moment.
+    /// Whether a job shares a node, which both got at the same time, with a run of an older study.
     pub(super) fn must_leave(&self, child: &Child) -> bool {
         self.others
             .iter()
@@ -73,11 +73,11 @@ pub(super) struct Child {
     pub(super) repetition: u32,
     /// Which try it is, from 1.
     pub(super) number: u32,
-    /// Whether one of its pods may still run.
+    /// Whether any of its pods may still run.
     pub(super) has_pods: bool,
 }
 
-/// Whether a job is of a study, by its owner: labels may be anyone's.
+/// Whether a job belongs to a study, by its owner, because anyone can set labels.
 pub(super) fn is_of(job: &ViTTrainingJob, study: &ViTScalingStudy) -> bool {
     let owners = job.owner_references();
     job.namespace() == study.namespace()
@@ -87,7 +87,7 @@ pub(super) fn is_of(job: &ViTTrainingJob, study: &ViTScalingStudy) -> bool {
 }
 
 impl Child {
-    /// `None` for jobs of others.
+    /// `None` for other jobs.
     pub(super) fn of(job: Arc<ViTTrainingJob>, study: &ViTScalingStudy, has_pods: bool) -> Option<Self> {
         if !is_of(&job, study) {
             return None;
@@ -103,7 +103,7 @@ impl Child {
         })
     }
 
-    pub(super) fn is_of(&self, slot: &Slot<'_>) -> bool {
+    pub(super) fn is_of(&self, slot: &RunRepetition<'_>) -> bool {
         (self.key.as_str(), self.repetition) == (slot.run.key.as_str(), slot.repetition)
     }
 
@@ -115,7 +115,7 @@ impl Child {
         self.phase().is_some_and(Phase::is_terminal)
     }
 
-    /// Whether it may disturb another.
+    /// Whether it may disturb another run.
     pub(super) fn is_busy(&self) -> bool {
         !self.is_over() || self.has_pods
     }
@@ -128,7 +128,7 @@ impl Child {
         self.phase() == Some(Phase::Running)
     }
 
-    /// Where its gang is or was.
+    /// The nodes of its gang, running or not.
     pub(super) fn nodes(&self) -> &[String] {
         self.job.status.as_ref().map_or(&[], |status| status.nodes())
     }
@@ -138,18 +138,18 @@ impl Child {
         self.phase().is_none_or(|phase| phase == Phase::Pending)
     }
 
-    /// Whether it measures the steps that the study says now.
+    /// Whether it measures the steps that the study's present spec asks for.
     pub(super) fn measures_for(&self, study: &ViTScalingStudy) -> bool {
         let measure = self.job.spec.measure.as_ref();
         measure.is_some_and(|measure| measure.warmup_steps == study.spec.measure.warmup_steps)
     }
 
-    /// Whether it may take as long as the study says now.
+    /// Whether its deadline is that of the study's present spec.
     pub(super) fn has_the_deadline_of(&self, study: &ViTScalingStudy) -> bool {
         self.job.spec.active_deadline_seconds == Some(study.spec.measure.timeout_seconds)
     }
 
-    /// The node whose GPU has ended it a short while ago.
+    /// The node whose GPU failure recently ended it.
     pub(super) fn faulty_node(&self, now: Timestamp) -> Option<&str> {
         let failure = self.job.status.as_ref()?.last_failure.as_ref()?;
         let is_recent = failure
@@ -160,7 +160,7 @@ impl Child {
         failure.node.as_deref().filter(|_| is_fault && is_recent)
     }
 
-    /// Since when it waits for GPUs.
+    /// When it began to wait for GPUs.
     pub(super) fn waits_since(&self) -> Option<Timestamp> {
         let status = self.job.status.as_ref();
         let placed = status.and_then(|status| status.condition(types::PLACED));
@@ -169,7 +169,7 @@ impl Child {
         since.or(Some(self.job.creation_timestamp()?.0))
     }
 
-    /// What it waits for.
+    /// Why it waits.
     pub(super) fn waits_for(&self) -> String {
         let status = self.job.status.as_ref();
         let condition = |type_| status.and_then(|status| status.condition(type_));

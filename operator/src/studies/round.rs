@@ -20,26 +20,26 @@ use study::{Bounds, Outcome, Plan, Record, Records};
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::next::{Creation, Deletion, Next, next};
-use super::observation::{Child, Observation, Other};
+use super::observation::{Child, Observation, OtherStudy};
 use super::{observation, runs, status};
 use crate::error::{self, Error};
 use crate::objects::{create, delete, kind, replace_status, with_uid, written_by_us};
 use crate::reconcile::{Context, event};
 
-/// A study, or why it cannot be read.
+/// A study, or why it cannot be decoded.
 pub(crate) type GuardedStudy = DeserializeGuard<ViTScalingStudy>;
 
-/// Between two looks at a study that is under way; its jobs' changes bring nearly all before.
+/// Between rounds of a running study; its jobs' changes usually trigger earlier.
 const UNDER_WAY: Duration = Duration::from_secs(10);
-/// Until the cache shows what has been changed meanwhile.
+/// Until the cache shows a conflicting change.
 const CATCH_UP: Duration = Duration::from_millis(200);
 
-/// What rounds of studies share.
+/// State shared by rounds of studies.
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
     pub(crate) store: Store<GuardedStudy>,
-    /// Versions of studies that cannot be read, of which that has been told.
-    told: Mutex<HashSet<(String, String)>>,
+    /// Versions of studies already reported as undecodable.
+    reported: Mutex<HashSet<(String, String)>>,
 }
 
 impl Studies {
@@ -47,22 +47,22 @@ impl Studies {
         Self {
             context,
             store,
-            told: Mutex::default(),
+            reported: Mutex::default(),
         }
     }
 
-    /// Whether it is news that this version of a study cannot be read.
+    /// Whether it is new that this version of a study cannot be decoded.
     fn is_news(&self, study: &GuardedStudy) -> bool {
         let version = (
             study.uid().unwrap_or_default(),
             study.resource_version().unwrap_or_default(),
         );
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.insert(version)
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.insert(version)
     }
 }
 
-/// One round, logged and counted.
+/// Runs one round, and logs and counts it.
 pub(crate) async fn reconcile(guarded: Arc<GuardedStudy>, studies: Arc<Studies>) -> Result<Action, Error> {
     let span = info_span!(
         "reconcile",
@@ -116,14 +116,14 @@ pub(crate) fn error_policy(study: Arc<GuardedStudy>, error: &Error, studies: Arc
 async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action, Error> {
     let context = &*studies.context;
     let jobs = jobs_of(context, &study);
-    // What it owns goes with it, by owner references.
+    // Its objects are deleted by owner references.
     if study.metadata.deletion_timestamp.is_some() || is_settled(&study, &jobs) {
         return Ok(Action::await_change());
     }
     let results = Results::read(context, &study).await?;
     let observation = observe(studies, study, jobs, results.records());
     let study = &observation.study;
-    let tell = async |status, error: Option<&Error>| {
+    let report = async |status, error: Option<&Error>| {
         let status = status::with_error(&observation, status, error);
         write_status(context, study, status).await
     };
@@ -131,7 +131,7 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
         Ok(plan) => plan,
         Err(why) => {
             let deleted = delete_jobs(context, study, &Deletion::of_all(&observation)).await;
-            tell(status::invalid(&observation, &why), deleted.as_ref().err()).await?;
+            report(status::invalid(&observation, &why), deleted.as_ref().err()).await?;
             return deleted.map(|()| Action::requeue(UNDER_WAY));
         }
     };
@@ -140,8 +140,8 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let results = match results.write(context, study, &next.records).await {
         Ok(results) => results,
         Err(error) => {
-            // What is not recorded has not been measured: the last status stands, with the error.
-            tell(observation.status(), Some(&error)).await?;
+            // Without the record nothing is measured: keep the last status, with the error.
+            report(observation.status(), Some(&error)).await?;
             return Err(error);
         }
     };
@@ -149,17 +149,17 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     context.publish(study.object_ref(&()), next.failures.iter().map(failed).collect());
     let drafted = status::status(&observation, &plan, &slots, &next);
     if let Err(error) = delete_jobs(context, study, &next.delete).await {
-        tell(drafted, Some(&error)).await?;
+        report(drafted, Some(&error)).await?;
         return Err(error);
     }
     let stopped = |note: &String| event(EventType::Normal, study_reasons::RUN_STOPPED, "Delete", note);
     context.publish(study.object_ref(&()), next.stopped.iter().map(stopped).collect());
     let Some(creation) = &next.create else {
-        tell(drafted, None).await?;
+        report(drafted, None).await?;
         return Ok(Action::requeue(UNDER_WAY));
     };
-    // Nodes are recorded before a job is created that may have no others. What kept an earlier round from creating it stays told:
-    // each change of the status is a reason for another round.
+    // Record nodes before the job that is limited to them. An earlier round's error stays in the
+    // status, because each change of it triggers another round.
     let written = write_status(context, study, drafted.clone()).await?;
     if let Err(error) = create_job(context, study, (creation, &plan), &next, results).await {
         let next = status::with_error(&observation, drafted, Some(&error));
@@ -169,14 +169,14 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     Ok(Action::requeue(UNDER_WAY))
 }
 
-/// Whether nothing is to be done until the manifest changes.
+/// Whether nothing remains to do until the manifest changes.
 fn is_settled(study: &ViTScalingStudy, jobs: &[Child]) -> bool {
     let is_over = study.status.as_ref().is_some_and(|status| {
         status.phase.is_some_and(StudyPhase::is_terminal)
             && status.observed_generation == study.metadata.generation
             && status.condition(crds::conditions::types::RECONCILED).is_none()
     });
-    // A cache may have lagged when it ended.
+    // A cache may have lagged when the study ended.
     is_over && jobs.iter().all(Child::is_over)
 }
 
@@ -219,12 +219,12 @@ fn observe(
     }
 }
 
-/// The other studies that measure somewhere. Of two that are on one node by chance the older one keeps it.
+/// The other studies with nodes. If two have the same node by chance, the older one keeps it.
 fn others(
     studies: &Store<GuardedStudy>,
     own: &ViTScalingStudy,
     measures_on: impl Fn(&ViTScalingStudy) -> BTreeSet<String>,
-) -> Vec<Other> {
+) -> Vec<OtherStudy> {
     let age = |study: &ViTScalingStudy| {
         (
             study.creation_timestamp().map(|time| time.0),
@@ -236,12 +236,12 @@ fn others(
         .iter()
         .filter_map(|guarded| guarded.0.as_ref().ok())
         .filter(|other| other.uid() != own.uid());
-    let mut others: Vec<Other> = others
+    let mut others: Vec<OtherStudy> = others
         .filter_map(|other| {
             let measures_on = measures_on(other);
             let kept = other.status.iter().flat_map(ViTScalingStudyStatus::all_nodes);
             let nodes: BTreeSet<String> = kept.chain(&measures_on).cloned().collect();
-            (!nodes.is_empty()).then(|| Other {
+            (!nodes.is_empty()).then(|| OtherStudy {
                 name: format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()),
                 nodes,
                 measures_on,
@@ -253,9 +253,9 @@ fn others(
     others
 }
 
-/// The ConfigMap with what a study has measured.
+/// The ConfigMap with a study's records.
 struct Results {
-    /// As it is, if it is the study's.
+    /// The existing one, if it is the study's.
     found: Option<ConfigMap>,
 }
 
@@ -280,7 +280,7 @@ impl Results {
         data.map(Records::read).unwrap_or_default()
     }
 
-    /// Writes records in the place of those that were read; a change in between is a conflict.
+    /// Replaces the records that were read; a change in between is a conflict.
     async fn write(
         self,
         context: &Context,
@@ -305,7 +305,7 @@ impl Results {
                     ..ConfigMap::default()
                 };
                 let own = create(&context.client, study, config_map).await?;
-                // It is there, and was not a moment ago: the next round reads it.
+                // If another writer has just created it, the next round reads it.
                 return Ok(Self { found: own.created });
             }
         };
@@ -348,7 +348,7 @@ async fn delete_jobs(context: &Context, study: &ViTScalingStudy, doomed: &[Delet
     Ok(())
 }
 
-/// Creates a job. One that the API server refuses for good is a run that failed.
+/// Creates a job. If the API server would always refuse it, records a failed run.
 async fn create_job(
     context: &Context,
     study: &ViTScalingStudy,
@@ -384,7 +384,7 @@ async fn create_job(
     Ok(())
 }
 
-/// Writes a status, if anything in it is new. Gives the study as it is then.
+/// Writes a status if it changed. Returns the stored study.
 async fn write_status(
     context: &Context,
     study: &Arc<ViTScalingStudy>,
@@ -412,7 +412,7 @@ async fn write_status(
     Ok(Arc::new(written))
 }
 
-/// The Event of a study that is over.
+/// The Event of a finished study.
 fn ended(status: &ViTScalingStudyStatus) -> Option<Event> {
     use crds::conditions::types::{COMPLETE, FAILED};
     let (type_, condition) = match status.phase? {

@@ -1,4 +1,4 @@
-//! The jobs of a study: which there are, in which order they are tried, and what they look like. Pure.
+//! The jobs of a study and their order. Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use study::{Plan, Records, Run, fingerprint, most_bytes};
 
 /// A repetition of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot<'a> {
+pub(super) struct RunRepetition<'a> {
     pub(super) run: &'a Run,
     /// From 0.
     pub(super) repetition: u32,
 }
 
-/// Which nodes a job may have.
+/// The nodes that a job may use.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Nodes {
-    /// Those on which the study measures, where they are known.
+    /// The study's nodes, if known.
     pub(super) pinned: Vec<String>,
-    /// Those that it must not have: other studies measure there, or a GPU has failed.
+    /// Nodes of other studies, or with a failed GPU.
     pub(super) excluded: BTreeSet<String>,
 }
 
-impl Slot<'_> {
-    /// What people call it.
+impl RunRepetition<'_> {
+    /// Its name in messages.
     pub(super) fn words(&self) -> String {
         format!("{} #{}", self.run.label, self.repetition + 1)
     }
 
-    /// Nodes of its gang.
+    /// The number of nodes of its gang.
     pub(super) fn nodes(&self) -> usize {
         self.run.config.nodes as usize
     }
 
-    /// Tells how it chooses nodes: slots with the same key can be measured on the same ones.
+    /// A key of its node requirements: runs with the same key can be measured on the same nodes.
     pub(super) fn node_choice(&self) -> String {
         let spec = &self.run.spec;
         let workers = &spec.workers;
@@ -55,13 +55,13 @@ impl Slot<'_> {
         fingerprint(&chooses)
     }
 
-    /// What a node must have for it; nothing of a job that cannot be run.
+    /// The shape that a node must fit; empty for an invalid job.
     pub(super) fn shape(&self) -> Arc<Shape> {
         let job = ViTTrainingJob::new("run", self.run.spec.clone());
         crds::validate(&job).map_or_else(|_| Arc::default(), |valid| GangRequest::from(&valid).shape)
     }
 
-    /// Whether a job of it may have any node that it could have outside of a study.
+    /// Whether its job is not pinned to the study's nodes.
     pub(super) fn leaves_nodes_open(&self, job: &ViTTrainingJob) -> bool {
         job.spec.placement.nodes == self.run.spec.placement.nodes
     }
@@ -75,7 +75,7 @@ impl Slot<'_> {
         }
     }
 
-    /// The job of a try, counted from 1.
+    /// The job of a try; `number` counts from 1.
     pub(super) fn job(&self, study: &ViTScalingStudy, number: u32, nodes: &Nodes) -> ViTTrainingJob {
         let mut job = ViTTrainingJob::new(&self.job_name(study, number), self.run.job(self.repetition));
         job.metadata.namespace = study.namespace();
@@ -96,7 +96,7 @@ impl Slot<'_> {
         spec.measure = Some(Measure {
             warmup_steps: measure.warmup_steps,
         });
-        // A run without a break begins at the first step, and leaves nothing behind.
+        // An uninterrupted run starts at the first step and leaves no checkpoints.
         spec.failure_policy.max_restarts = 0;
         spec.checkpoint.volume = None;
         spec.checkpoint.writers = CheckpointWriters::Auto;
@@ -111,7 +111,7 @@ impl Slot<'_> {
     }
 }
 
-/// The study as the owner of what it makes.
+/// The study as the owner of its objects.
 pub(super) fn owner(study: &ViTScalingStudy) -> Option<OwnerReference> {
     let owner = study.controller_owner_ref(&())?;
     Some(OwnerReference {
@@ -120,20 +120,19 @@ pub(super) fn owner(study: &ViTScalingStudy) -> Option<OwnerReference> {
     })
 }
 
-/// Every repetition of every run, in the order in which they are tried: all runs once before any is repeated, so that what
-/// changes in a cluster over the hours does not meet one point alone; those of the most nodes and ranks first, so that all others can
-/// be measured on some of their nodes.
-pub(super) fn slots(plan: &Plan) -> Vec<Slot<'_>> {
+/// Every repetition of every run, in order: all runs once before any is repeated, so that changes
+/// of the cluster over time affect all points; the largest first, as others can reuse their nodes.
+pub(super) fn slots(plan: &Plan) -> Vec<RunRepetition<'_>> {
     let mut once: Vec<&Run> = plan.runs.iter().collect();
     once.sort_by_key(|run| std::cmp::Reverse((run.config.nodes, run.config.ranks_per_node)));
     let mut slots = Vec::new();
     for repetition in 0..plan.repetitions {
-        slots.extend(once.iter().map(|run| Slot { run, repetition }));
+        slots.extend(once.iter().map(|run| RunRepetition { run, repetition }));
     }
     slots
 }
 
-/// The plan of a study for a cluster, or every reason why there is none.
+/// The plan of a study in a cluster, or all its problems.
 pub(super) fn plan(study: &ViTScalingStudy) -> Result<Plan, String> {
     let plan = study::plan(&study.spec).map_err(|error| error.to_string())?;
     let mut problems = Vec::new();
@@ -142,28 +141,28 @@ pub(super) fn plan(study: &ViTScalingStudy) -> Result<Plan, String> {
     if bytes > Records::MOST_BYTES {
         problems.push(format!(
             "{} runs of {} repetitions and {epochs} epochs each measure more than a ConfigMap holds ({bytes} bytes of {}): \
-             divide the study",
+             split the study",
             plan.runs.len(),
             plan.repetitions,
             Records::MOST_BYTES
         ));
     }
-    // What is wrong with one run is often wrong with all.
-    let mut told = BTreeSet::new();
+    // All runs often have the same problem.
+    let mut reported = BTreeSet::new();
     for run in &plan.runs {
         let why = if !run.speeds.is_empty() {
-            "speeds slow the ranks of one machine: in a cluster, give workers.resources.limits of cpu in their place"
+            "speeds slow the ranks of one machine: in a cluster, set workers.resources.limits.cpu instead"
                 .to_owned()
         } else if !crds::spec::is_for_vit_operator(run.spec.managed_by.as_deref()) {
-            "managedBy names another controller: leave it out".to_owned()
+            "managedBy names another controller: omit it".to_owned()
         } else {
-            let job = Slot { run, repetition: 0 }.job(study, 1, &Nodes::default());
+            let job = RunRepetition { run, repetition: 0 }.job(study, 1, &Nodes::default());
             let Err(error) = crds::validate(&job) else {
                 continue;
             };
             error.to_string()
         };
-        if told.insert(why.clone()) {
+        if reported.insert(why.clone()) {
             problems.push(format!("{}: {why}", run.label));
         }
     }

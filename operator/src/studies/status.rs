@@ -10,7 +10,7 @@ use study::{Outcome, Plan, PointResult, Records, Results};
 
 use super::next::Next;
 use super::observation::{Child, Observation};
-use super::runs::Slot;
+use super::runs::RunRepetition;
 use crate::error::Error;
 use crate::numbers::rounded;
 
@@ -37,7 +37,7 @@ impl Draft {
         conditions::set(&mut self.status.conditions, condition);
     }
 
-    /// A condition that was true is no more.
+    /// Sets a condition to false if it was true.
     fn unset(&mut self, type_: &str, message: &str) {
         if self
             .status
@@ -63,7 +63,7 @@ impl Draft {
     }
 }
 
-/// The status of a study whose manifest cannot be run.
+/// The status of a study with an invalid manifest.
 pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
     draft.status.nodes.clear();
@@ -73,11 +73,11 @@ pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudySt
     draft.done()
 }
 
-/// The status with what is to be done next.
+/// The status with the next actions.
 pub(super) fn status(
     observation: &Observation,
     plan: &Plan,
-    slots: &[Slot<'_>],
+    slots: &[RunRepetition<'_>],
     next: &Next,
 ) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
@@ -114,7 +114,7 @@ pub(super) fn status(
     draft.done()
 }
 
-/// The status with what kept the round from doing what is to be done, if anything did.
+/// The status with the error that stopped the round, if any.
 pub(super) fn with_error(
     observation: &Observation,
     status: ViTScalingStudyStatus,
@@ -125,7 +125,7 @@ pub(super) fn with_error(
         ..Draft::of(observation)
     };
     match error {
-        // Not a fault, but a reason to look again.
+        // Not a fault, but a reason to reconcile again.
         Some(error) if error.is_conflict() => {}
         Some(error) => draft.set(RECONCILED, false, reasons::RECONCILE_FAILED, &error.to_string()),
         None => draft
@@ -139,7 +139,7 @@ pub(super) fn with_error(
 fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
     if let Some(child) = under_way {
         let message = format!(
-            "job {} is being stopped; it starts anew later",
+            "job {} is being stopped; it starts over later",
             child.job.name_any()
         );
         draft.set(SUSPENDED, false, reasons::SUSPENDING, &message);
@@ -147,15 +147,15 @@ fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
     }
     draft.status.phase = Some(StudyPhase::Suspended);
     draft.status.current = None;
-    let message = "spec.suspend is set; what was measured stays";
+    let message = "spec.suspend is set; measurements are kept";
     draft.set(SUSPENDED, true, reasons::SUSPENDED, message);
     draft.set(RUNNING, false, reasons::SUSPENDED, message);
 }
 
-fn follow(draft: &mut Draft, slots: &[Slot<'_>], child: &Child, next: &Next) {
+fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], child: &Child, next: &Next) {
     let slot = slots.iter().find(|slot| child.is_of(slot));
     let job = child.job.name_any();
-    let words = slot.map_or_else(|| job.clone(), Slot::words);
+    let words = slot.map_or_else(|| job.clone(), RunRepetition::words);
     draft.status.current = Some(CurrentRun {
         run: words.clone(),
         repetition: signed(child.repetition + 1),
@@ -181,12 +181,12 @@ fn follow(draft: &mut Draft, slots: &[Slot<'_>], child: &Child, next: &Next) {
     let mut message = format!("{words}: job {job}: {what}");
     if !next.leaves_nodes_to.is_empty() {
         let others = next.leaves_nodes_to.join(", ");
-        message += &format!("; the study leaves their nodes to {others}");
+        message += &format!("; the study does not use the nodes of {others}");
     }
     draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
 }
 
-fn finish(draft: &mut Draft, plan: &Plan, slots: &[Slot<'_>], records: &Records) {
+fn finish(draft: &mut Draft, plan: &Plan, slots: &[RunRepetition<'_>], records: &Records) {
     draft.unset(SUSPENDED, "the study is over");
     let mut failures = Vec::new();
     for slot in slots {
@@ -220,7 +220,7 @@ fn finish(draft: &mut Draft, plan: &Plan, slots: &[Slot<'_>], records: &Records)
     draft.set(FAILED, true, study_reasons::RUNS_FAILED, &message);
 }
 
-fn runs(plan: &Plan, slots: &[Slot<'_>], records: &Records) -> RunsStatus {
+fn runs(plan: &Plan, slots: &[RunRepetition<'_>], records: &Records) -> RunsStatus {
     let (mut measured, mut failed) = (0, 0);
     for slot in slots {
         match records.get(plan, slot.run, slot.repetition) {

@@ -1,4 +1,4 @@
-//! A study from its first job to its last, with everything that may come in between.
+//! A study from its first job to its last, with disturbances.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use study::{Plan, Records};
 
 use super::next::{Next, next};
-use super::observation::{Child, Observation, Other};
+use super::observation::{Child, Observation, OtherStudy};
 use super::{runs, status};
 use crate::fixtures::{self, assert_contains, at, condition};
 
@@ -40,15 +40,15 @@ spec:
   - {name: strong, mode: Strong, ranks: [1, 2, 4]}
 ";
 
-/// A cluster with one study, in which whatever is asked for is done at once.
+/// A cluster with one study that applies every change at once.
 struct Cluster {
     study: ViTScalingStudy,
     jobs: Vec<ViTTrainingJob>,
     records: Records,
-    others: Vec<Other>,
-    /// What is known of nodes.
+    others: Vec<OtherStudy>,
+    /// The nodes.
     facts: BTreeMap<String, NodeFacts>,
-    /// Jobs whose pods still stop.
+    /// Jobs with stopping pods.
     stopping: bool,
     now: Timestamp,
 }
@@ -58,7 +58,7 @@ impl Cluster {
         Self::with("{}")
     }
 
-    /// With other fields of the study's spec.
+    /// With these fields of the study's spec.
     fn with(fields: &str) -> Self {
         let mut study: Value = serde_saphyr::from_str(MANIFEST).expect("a manifest");
         let fields: Value = serde_saphyr::from_str(fields).expect("fields");
@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    /// A round.
+    /// Runs a round.
     fn round(&mut self) -> Next {
         let (observation, plan) = (self.observation(), self.plan());
         let slots = runs::slots(&plan);
@@ -129,19 +129,19 @@ impl Cluster {
         &self.status().condition(type_).expect(type_).message
     }
 
-    /// The one job that is not over.
+    /// The only unfinished job.
     fn job(&mut self) -> &mut ViTTrainingJob {
         let is_over = |job: &ViTTrainingJob| {
             let phase = job.status.as_ref().and_then(|status| status.phase);
             phase.is_some_and(Phase::is_terminal)
         };
         let mut under_way = self.jobs.iter_mut().filter(|job| !is_over(job));
-        let job = under_way.next().expect("a job under way");
+        let job = under_way.next().expect("an unfinished job");
         assert!(under_way.next().is_none(), "two jobs at once");
         job
     }
 
-    /// The job gets nodes, and trains on them.
+    /// The job gets nodes and trains.
     fn trains_on(&mut self, nodes: &[&str]) {
         self.job().status = Some(ViTTrainingJobStatus {
             phase: Some(Phase::Running),
@@ -178,7 +178,7 @@ impl Cluster {
     }
 }
 
-/// A node that any of the runs may have.
+/// A node that fits all runs.
 fn node(name: &str) -> NodeFacts {
     facts(&fixtures::node(name, "Tesla-T4", 1), &mut Shared::default())
 }
@@ -209,7 +209,7 @@ fn measurement(ranks: u32) -> Measurement {
     }
 }
 
-/// The end of a job's name, which tells repetition and try.
+/// Repetition and try: the end of a job's name.
 fn number(job: &ViTTrainingJob) -> String {
     let name = job.name_any();
     name.splitn(3, '-').nth(2).expect("a number").to_owned()
@@ -265,7 +265,7 @@ fn every_run_is_measured_once_before_any_is_repeated_and_on_the_same_nodes() {
         measured,
         expected.map(|(nodes, number)| (nodes, number.to_owned()))
     );
-    assert!(cluster.jobs.is_empty(), "what is recorded goes");
+    assert!(cluster.jobs.is_empty(), "recorded jobs are deleted");
     let status = cluster.status();
     assert_eq!(status.phase, Some(StudyPhase::Succeeded));
     assert_eq!(status.runs.as_ref().expect("runs").summary, "6/6");
@@ -288,7 +288,7 @@ fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
     let next = cluster.round();
     assert_eq!(next.failures, ["strong-r4-b16 #1: attempt 1: PodLost: it broke"]);
     assert_eq!(number(cluster.job()), "1-2", "the second try");
-    assert_eq!(cluster.jobs.len(), 2, "the first one can be looked at");
+    assert_eq!(cluster.jobs.len(), 2, "the first one is kept");
     cluster.fails(FailureClass::PodLost);
     cluster.round();
     assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
@@ -297,7 +297,7 @@ fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
     cluster.round();
     assert_eq!(cluster.job().spec.workers.nodes, 1);
     assert_eq!(cluster.status().runs.as_ref().expect("runs").failed, 2);
-    // More tries are for what may pass alone.
+    // Retries are for transient errors.
     cluster.study.spec.measure.retries = 2;
     cluster.ends_well();
     cluster.round();
@@ -346,7 +346,7 @@ fn a_run_that_takes_too_long_or_waits_too_long_is_not_repeated() {
     cluster.round();
     cluster.now = at(100);
     assert!(cluster.round().delete.is_empty(), "it waits for another study");
-    // Which ends: the wait begins anew, as there are more nodes now.
+    // After its end the wait restarts, because more nodes are free.
     cluster.others.clear();
     assert!(cluster.round().failures.is_empty());
     cluster.now = at(0);
@@ -416,7 +416,7 @@ fn an_edited_study_goes_on_with_what_it_needs_now() {
     cluster.study.spec.sweeps = edited.study.spec.sweeps;
     let name = cluster.job().name_any();
     let next = cluster.round();
-    assert_eq!(next.delete.len(), 1, "2 ranks are in no sweep any more");
+    assert_eq!(next.delete.len(), 1, "2 ranks are no longer in a sweep");
     assert_eq!(
         next.stopped,
         [format!(
@@ -425,7 +425,7 @@ fn an_edited_study_goes_on_with_what_it_needs_now() {
     );
     cluster.round();
     assert_eq!(cluster.job().spec.training.micro_batch_size, 8);
-    // Back again, and what was measured is still there.
+    // After the edit is reverted, the measurements still exist.
     cluster.study.spec.sweeps = Cluster::new().study.spec.sweeps;
     cluster.round();
     cluster.round();
@@ -442,7 +442,7 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     cluster.facts.remove("a");
     assert!(
         cluster.round().delete.is_empty(),
-        "a run under way tells by its failure"
+        "a running run reports this by its failure"
     );
     cluster.fails(FailureClass::PodLost);
     cluster.round();
@@ -453,16 +453,16 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     cluster.ends_well();
     cluster.round();
     assert_eq!(cluster.job().spec.placement.nodes, ["b", "c"]);
-    // It waits for them: where one goes meanwhile, it gets others.
+    // It waits for them; if one disappears, it gets others.
     cluster.facts.get_mut("c").expect("a node").cordoned = true;
     assert_eq!(cluster.round().delete.len(), 1);
     cluster.round();
     assert!(cluster.job().spec.placement.nodes.is_empty());
 }
 
-/// Another study on two nodes, on one of which it has a job.
-fn other(goes_first: bool) -> Other {
-    Other {
+/// Another study on two nodes, with a job on one of them.
+fn other(goes_first: bool) -> OtherStudy {
+    OtherStudy {
         name: "research/other".into(),
         nodes: ["b".to_owned(), "x".to_owned()].into(),
         measures_on: ["b".to_owned()].into(),
@@ -479,14 +479,14 @@ fn two_studies_never_measure_on_one_node() {
     cluster.round();
     assert_contains(
         cluster.message(types::RUNNING),
-        "the study leaves their nodes to research/other",
+        "the study does not use the nodes of research/other",
     );
-    // The other one has ended.
+    // The other study has ended.
     cluster.others = vec![];
     assert_eq!(cluster.round().delete.len(), 1);
     cluster.round();
     assert!(cluster.job().spec.placement.exclude_nodes.is_empty());
-    // Both got their nodes at the same moment: of the two the older one stays.
+    // Both got their nodes at the same time: the older study stays.
     cluster.trains_on(&["a", "b", "c", "d"]);
     cluster.others = vec![other(false)];
     assert!(cluster.round().delete.is_empty());
@@ -499,14 +499,14 @@ fn two_studies_never_measure_on_one_node() {
 
 #[test]
 fn a_study_that_waits_for_another_keeps_no_nodes() {
-    // The second run chooses nodes in another way than the first.
+    // The second run has other node requirements.
     let variants = "{measure: {repetitions: 1}, sweeps: [{name: v, mode: Variants, variants: \
         [{name: a, spec: {workers: {nodes: 2}}}, {name: b, spec: {workers: {nodeSelector: {zone: z}}}}]}]}";
     let mut cluster = Cluster::with(variants);
     cluster.round();
     cluster.trains_on(&["a", "b"]);
     cluster.round();
-    cluster.others = vec![Other {
+    cluster.others = vec![OtherStudy {
         nodes: ["x".to_owned()].into(),
         measures_on: ["x".to_owned()].into(),
         ..other(true)
@@ -602,7 +602,7 @@ fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
     let placement = &cluster.job().spec.placement;
     assert!(placement.nodes.is_empty());
     assert_eq!(placement.exclude_nodes, ["b"]);
-    // Not for ever: there may be no other node.
+    // Not forever: there may be no other node.
     cluster.now = at(600);
     assert_eq!(cluster.round().delete.len(), 1);
     cluster.round();
@@ -625,19 +625,19 @@ fn a_measurement_of_other_steps_or_ranks_is_none() {
         Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
     cluster.round();
     cluster.trains_on(&["a", "b"]);
-    // Somebody has changed the job.
+    // The job was edited.
     cluster.job().spec.workers.nodes = 1;
     cluster.ends_well();
     let next = cluster.round();
     assert_contains(
         &next.failures[0],
-        "it trained on 1 ranks with 16 images a step in place of 2 ranks with 32 images a step",
+        "it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step",
     );
     cluster.trains_on(&["a", "b"]);
     cluster.ends_well();
     cluster.round();
     cluster.trains_on(&["a"]);
-    // With another warm-up all that was measured is of other steps, and so is what is under way.
+    // With another warm-up, all measurements and the current run are of other steps.
     cluster.study.spec.measure.warmup_steps = 7;
     let next = cluster.round();
     assert_eq!(next.delete.len(), 1);
@@ -677,10 +677,10 @@ fn another_trainer_that_does_something_else_is_not_tried_again() {
     let next = cluster.round();
     assert_contains(
         &next.failures[0],
-        "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step in place of 2 ranks",
+        "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step instead of 2 ranks",
     );
     assert_eq!(cluster.job().spec.workers.nodes, 1, "the next run");
-    // Not the command's doing.
+    // Not the command's fault.
     let mut cluster = Cluster::with(other);
     cluster.round();
     cluster.job().spec.workers.nodes = 1;
@@ -744,7 +744,7 @@ fn nodes_are_not_judged_by_a_run_that_has_just_ended() {
     cluster.facts.remove("b");
     cluster.ends_well();
     cluster.round();
-    assert_eq!(cluster.job().spec.placement.nodes, ["a"], "b is needed no more");
+    assert_eq!(cluster.job().spec.placement.nodes, ["a"], "b is no longer needed");
 }
 
 #[test]
@@ -821,11 +821,11 @@ fn what_a_cluster_cannot_run_is_told_by_name() {
     let why = |fields| runs::plan(&Cluster::with(fields).study).expect_err("refused");
     assert_eq!(
         why("{measure: {epochs: 51, repetitions: 1}}"),
-        "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a pod's last message holds no more"
+        "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a termination message holds no more"
     );
     assert_contains(
         &why("{measure: {epochs: 50, repetitions: 100}}"),
-        "divide the study",
+        "split the study",
     );
     let variants = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]}";
     assert_contains(

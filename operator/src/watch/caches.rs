@@ -1,8 +1,7 @@
-//! Watches of Nodes, pods, PriorityClasses, Services, NetworkPolicies and ConfigMaps, and what is kept of them in memory.
+//! Watches and caches of Nodes, pods, PriorityClasses, Services, NetworkPolicies and ConfigMaps.
 //!
-//! Of nodes, pods and PriorityClasses only what [planning](planner) needs is kept. Own pods are indexed by their
-//! job, and their last state is kept when they go: a record of why a pod failed must not be lost because the pod
-//! was deleted between two looks.
+//! Nodes, pods and PriorityClasses are reduced to what [planning](planner) needs. Jobs' pods are
+//! indexed by job, and the last state of a deleted pod is kept: it may say why the pod failed.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -37,7 +36,7 @@ use crate::metrics::Metrics;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 
-/// What the watches report to.
+/// Receivers of the watches' events.
 #[derive(Clone)]
 struct Subscribers {
     planner: SharedPlanner,
@@ -53,7 +52,7 @@ pub(crate) struct Caches {
     config_maps: Store<PartialObjectMeta<ConfigMap>>,
     kueue: Kueue,
     gangs: Arc<Mutex<Gangs>>,
-    /// Whether what has no store has been listed once: nodes, pods, PriorityClasses.
+    /// Whether nodes, pods and PriorityClasses, which have no store, have been listed once.
     listed: [latest::Receiver<bool>; 3],
 }
 
@@ -62,9 +61,9 @@ pub(crate) struct Caches {
 pub(crate) struct NeverSynced;
 
 impl Caches {
-    /// The caches, and the tasks that keep them and the planner: they end only with an error of the program.
-    /// `namespace` limits what of our own is watched; GPUs in use are counted over the whole cluster always. Kueue's objects
-    /// are watched where jobs may name its queues.
+    /// The caches, and the task that updates them and the planner, which ends only by a bug.
+    /// `namespace` limits the watched jobs' objects; GPUs in use are always counted in the whole
+    /// cluster. Kueue's objects are watched if `queues` is set.
     pub(crate) fn start(
         client: &Client,
         namespace: Option<&str>,
@@ -125,7 +124,7 @@ impl Caches {
         (caches, Box::pin(async move { drop(all.await) }))
     }
 
-    /// Waits until every cache has been filled once.
+    /// Waits until every cache is filled.
     pub(crate) async fn synced(&self) -> Result<(), NeverSynced> {
         for listed in &self.listed {
             let mut listed = listed.clone();
@@ -143,7 +142,7 @@ impl Caches {
         &self.planner
     }
 
-    /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
+    /// The health of a node; `None` if it does not exist.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.planner.lock().node_health(name)
     }
@@ -152,8 +151,8 @@ impl Caches {
         self.planner.lock().inventory().nodes.get(name).cloned()
     }
 
-    /// The pods of a job that exist, of all attempts, and those of one attempt that are gone. What is gone of other
-    /// attempts is forgotten.
+    /// A job's existing pods of all attempts, and its deleted pods of one attempt. Forgets deleted
+    /// pods of older attempts.
     pub(crate) fn pods_of(&self, job: &ViTTrainingJob, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
         lock(&self.gangs).pods_of(&JobKey::of(job), attempt)
     }
@@ -182,7 +181,7 @@ impl Caches {
         self.kueue.queue_of(job, self.planner.lock().priority(class))
     }
 
-    /// Forgets the pods that are gone of jobs of which none went for so long.
+    /// Forgets the deleted pods of jobs that lost no pod for this long.
     pub(crate) fn forget_departed(&self, after: Duration) {
         lock(&self.gangs).forget_departed(after);
     }
@@ -192,10 +191,10 @@ impl Caches {
     }
 }
 
-/// Caches for tests, filled by hand.
+/// Caches for tests.
 #[cfg(test)]
 impl Caches {
-    /// Jobs that have a Service have their NetworkPolicy, too.
+    /// Jobs with a Service also have their NetworkPolicy.
     pub(crate) fn holding(
         planner: SharedPlanner,
         nodes: &[Node],
@@ -222,7 +221,7 @@ impl Caches {
     }
 }
 
-/// The metadata of these services, as if they were of another kind.
+/// A store with the metadata of these Services as objects of another kind.
 #[cfg(test)]
 fn store_of<K: Resource<DynamicType = ()> + Clone + Default + 'static>(
     services: &[Service],
@@ -241,7 +240,7 @@ fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
     gangs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a job has its object of a kind of which it has one, by its own name.
+/// Whether the job's single object of this kind exists.
 fn has_own<K>(store: &Store<PartialObjectMeta<K>>, job: &ViTTrainingJob) -> bool
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
@@ -252,7 +251,7 @@ where
         .is_some_and(|object| is_owned_by(&object.metadata, job))
 }
 
-/// What happens to all objects of a kind.
+/// The events of all objects of a kind.
 fn events_of<K>(client: &Client) -> impl Stream<Item = GuardedEvent<K>> + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -262,8 +261,8 @@ where
 
 type GuardedEvent<K> = watcher::Result<Event<DeserializeGuard<K>>>;
 
-/// Follows the objects of a kind: `follow` takes in what happened and says what is to be looked at, `keep` leaves an object as it
-/// was that cannot be read.
+/// Watches the objects of a kind: `follow` handles an event and returns triggers, `keep` retains an
+/// object that cannot be decoded.
 async fn watch_guarded<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
     subscribers: Subscribers,
@@ -301,8 +300,7 @@ async fn watch_guarded<K>(
         .await;
 }
 
-/// Follows the objects of a kind of which only the planner knows. A change of the cluster as a whole has
-/// the jobs that wait reconciled.
+/// Watches the objects of a kind for the planner only. A relevant change triggers waiting jobs.
 async fn watch_planned<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
     subscribers: Subscribers,
@@ -330,7 +328,7 @@ async fn watch_pods(
     gangs: Arc<Mutex<Gangs>>,
     listed: latest::Sender<bool>,
 ) {
-    // Under the planner's lock: whoever sees that a pod is gone finds its GPUs free.
+    // Under the planner's lock: once a pod is seen to be gone, its GPUs are free.
     let follow = |planner: &mut Planner, event: &Event<Pod>| {
         planner.follow_pods(event);
         lock(&gangs).follow(event);
@@ -361,7 +359,8 @@ fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
     triggers
 }
 
-/// The store of what jobs have of a kind, and the task that keeps it. A deletion is what matters: the object is made anew then.
+/// The store of jobs' objects of a kind, and the task that updates it. A deletion triggers the job,
+/// which recreates the object.
 fn own_objects<K>(
     client: &Client,
     namespace: Option<&str>,
@@ -380,8 +379,8 @@ where
         Event::Delete(object) => owner_of(&object.metadata),
         _ => None,
     };
-    let tell = triggering(triggers.clone(), deleted);
-    store(own_api(client, namespace), own(), tell)
+    let on_event = triggering(triggers.clone(), deleted);
+    store(own_api(client, namespace), own(), on_event)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! An index of our own pods by their job, which keeps the last state of those that are gone.
+//! An index of jobs' pods, with the last state of deleted ones.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -11,27 +11,27 @@ use tokio::time::Instant;
 
 use crate::policy::gang::PodView;
 
-/// Own pods by their job.
+/// Pods by job.
 #[derive(Debug, Default)]
 pub(crate) struct Gangs {
-    /// Pods that exist, by job and name.
+    /// Existing pods, by job and name.
     present: HashMap<JobKey, HashMap<String, PodView>>,
-    /// Pods that are gone, as they were last.
+    /// Deleted pods, in their last state.
     departed: HashMap<JobKey, Departed>,
-    /// What a list that is under way has brought so far.
+    /// The pods received so far of a list in progress.
     listed: HashMap<JobKey, HashSet<String>>,
 }
 
-/// The pods of a job that are gone, by name.
+/// The deleted pods of a job, by name.
 #[derive(Debug)]
 struct Departed {
     pods: HashMap<String, PodView>,
-    /// When the last of them went.
+    /// When the last of them was deleted.
     at: Instant,
 }
 
 impl Gangs {
-    /// The pods of a job that exist, and those of one attempt that are gone; what is gone of older ones is forgotten.
+    /// A job's existing pods, and the deleted ones of one attempt. Forgets those of older attempts.
     pub(crate) fn pods_of(&mut self, job: &JobKey, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
         let present = self.present.get(job);
         if let Some(departed) = self.departed.get_mut(job) {
@@ -72,19 +72,19 @@ impl Gangs {
         }
     }
 
-    /// A list that is under way holds a pod.
+    /// A list in progress has this pod.
     pub(crate) fn note_listed(&mut self, pod: &Pod) {
         if let Some(member) = Membership::of(pod) {
             self.listed.entry(member.job).or_default().insert(pod.name_any());
         }
     }
 
-    /// Forgets what is gone of jobs that are gone, which are asked for by uid.
+    /// Forgets the deleted pods of deleted jobs; `exists` takes a job's uid.
     pub(crate) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.departed.retain(|job, _| exists(&job.uid));
     }
 
-    /// Forgets what is gone of jobs of which nothing went for so long.
+    /// Forgets the deleted pods of jobs that lost no pod for this long.
     pub(crate) fn forget_departed(&mut self, after: Duration) {
         self.departed.retain(|_, departed| departed.at.elapsed() < after);
     }
@@ -111,7 +111,7 @@ impl Gangs {
         departed.pods.insert(view.name.clone(), view);
     }
 
-    /// Whatever a complete list does not hold any more went while the watch was broken.
+    /// Pods missing in a complete list were deleted while the watch was interrupted.
     fn keep_listed(&mut self) {
         let gone: Vec<(JobKey, PodView)> = self
             .present
@@ -164,7 +164,7 @@ mod tests {
             (vec!["digits-1-0"], vec!["digits-1-1"])
         );
         assert!(departed[0].lost && departed[0].has_ended());
-        // Of an older attempt nobody wants to know any more.
+        // Older attempts are forgotten.
         assert_eq!(gangs.pods_of(&key(), 2).1, []);
         assert_eq!(gangs.pods_of(&key(), 1).1, []);
     }
@@ -177,7 +177,7 @@ mod tests {
         gangs.follow(&Event::Apply(pods[1].clone()));
         gangs.follow(&Event::Init);
         gangs.follow(&Event::InitApply(pods[0].clone()));
-        // Until the list is complete, nothing follows from it.
+        // An incomplete list says nothing.
         assert_eq!(gangs.pods_of(&key(), 1).0.len(), 2);
         gangs.follow(&Event::InitDone);
         let (present, departed) = gangs.pods_of(&key(), 1);

@@ -15,7 +15,7 @@ use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use crate::api::kueue::{ResourceFlavor, Workload};
 use crate::policy::admission::Queue;
 
-/// What is kept of Kueue's objects. Where the cluster serves none, the stores are never filled, and nothing waits for them.
+/// The stores of Kueue's objects. They stay empty if the cluster does not serve these kinds.
 #[derive(Clone, Debug)]
 pub(crate) struct Kueue {
     workloads: Store<Workload>,
@@ -23,7 +23,7 @@ pub(crate) struct Kueue {
 }
 
 impl Kueue {
-    /// The stores, and the tasks that keep them: they never end.
+    /// The stores, and the tasks that update them, which never end.
     pub(super) fn start(
         client: &Client,
         namespace: Option<&str>,
@@ -33,14 +33,14 @@ impl Kueue {
             Event::Apply(workload) | Event::InitApply(workload) | Event::Delete(workload) => {
                 owner_of(&workload.metadata)
             }
-            // Jobs that waited for the first list.
+            // Jobs may have waited for the first list.
             Event::InitDone => Some(Trigger::Waiting),
             Event::Init => None,
         };
         let of_all =
             |event: &Event<ResourceFlavor>| (!matches!(event, Event::Init)).then_some(Trigger::Waiting);
-        let tell = triggering(triggers.clone(), of_owner);
-        let (workloads, workload_watch) = store(own_api(client, namespace), own(), tell);
+        let on_event = triggering(triggers.clone(), of_owner);
+        let (workloads, workload_watch) = store(own_api(client, namespace), own(), on_event);
         let all = watcher::Config::default();
         let (flavors, flavor_watch) = store(
             Api::all(client.clone()),
@@ -50,7 +50,7 @@ impl Kueue {
         (Self { workloads, flavors }, [workload_watch, flavor_watch])
     }
 
-    /// Stores of nothing, where jobs may name no queues.
+    /// Empty stores, if jobs may not name queues.
     pub(super) fn off() -> (Self, [BoxFuture<'static, ()>; 2]) {
         let kueue = Self {
             workloads: reflector::store().0,
@@ -59,7 +59,7 @@ impl Kueue {
         (kueue, [future::pending().boxed(), future::pending().boxed()])
     }
 
-    /// What is known of the place in a queue of a job that names one, and whose class has that priority.
+    /// The queue state of a job that names a queue; `priority` is that of its class.
     pub(crate) fn queue_of(&self, job: &ViTTrainingJob, priority: Option<i32>) -> Queue {
         let workload = self.workload_of(job);
         let names = workload.as_deref().map(Workload::flavors).unwrap_or_default();

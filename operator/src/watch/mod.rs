@@ -1,4 +1,4 @@
-//! The cluster as the operator sees it: watches, what is kept of them in memory, and which jobs a change concerns.
+//! Watches of the cluster, their caches, and the jobs that a change concerns.
 
 pub(crate) mod caches;
 mod gangs;

@@ -1,4 +1,4 @@
-//! Whether the cluster can bind the pods of a gang together.
+//! Discovers whether the API server serves PodGroups, to bind the pods of a gang together.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tracing::{info, warn};
 
 use crate::api::pod_group::Version;
 
-/// How long an answer may take.
+/// Timeout of a call.
 const CALL: Duration = Duration::from_secs(5);
-/// Between two questions where there is no answer.
+/// Time between calls without an answer.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Whether gangs get PodGroups: where that is wanted, and the API server serves them as far as is known.
+/// Whether gangs get PodGroups: if enabled, and the API server is known to serve them.
 #[derive(Debug)]
 pub(crate) struct PodGroups {
     are_wanted: bool,
@@ -41,7 +41,7 @@ impl PodGroups {
         *self.lock()
     }
 
-    /// Asks the API server until it has answered.
+    /// Asks the API server until it answers.
     pub(crate) async fn discover(&self, client: &Client) {
         if !self.are_wanted {
             return;
@@ -55,13 +55,13 @@ impl PodGroups {
                     return;
                 }
                 Ok(Err(error)) => warn!(%error, "failed to ask whether the API server serves PodGroups"),
-                Err(_) => warn!("the API server does not say in time whether it serves PodGroups"),
+                Err(_) => warn!("timed out asking whether the API server serves PodGroups"),
             }
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    /// Asks the API server once: it may have been restarted with other flags, or upgraded.
+    /// Asks the API server once: it may have been upgraded or restarted with other flags.
     pub(crate) async fn refresh(&self, client: &Client) -> Result<(), kube::Error> {
         let served = served(client).await?;
         let last = std::mem::replace(&mut *self.lock(), served);
@@ -81,14 +81,14 @@ fn log_version(served: Option<Version>) {
         info!(version, "gangs get PodGroups");
     } else {
         info!(
-            "the API server serves no PodGroups of a version of scheduling.k8s.io that is known here ({}): the pods of a gang are \
-             bound one by one",
+            "the API server serves PodGroups in no supported version of scheduling.k8s.io ({}): the pods of a gang are bound one by \
+             one",
             Version::ALL.map(|Version(version)| version).join(", ")
         );
     }
 }
 
-/// The newest version in which the API server serves PodGroups, if any: all are off by default.
+/// The newest version of PodGroups that the API server serves, if any: all are off by default.
 async fn served(client: &Client) -> Result<Option<Version>, kube::Error> {
     for version in Version::ALL {
         let resource = version.resource();
@@ -97,7 +97,7 @@ async fn served(client: &Client) -> Result<Option<Version>, kube::Error> {
                 return Ok(Some(version));
             }
             Ok(_) => {}
-            // In plain text, so that it has no reason but the code.
+            // The response is plain text, so only its code is known.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// What is found at a server that answers with this for each of these versions, and knows no other.
+    /// The version found at a server that serves these versions with this response, and no others.
     async fn found(
         versions: &'static [&str],
         code: u16,

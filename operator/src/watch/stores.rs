@@ -1,4 +1,4 @@
-//! Stores of whole kinds, which a watch keeps.
+//! Stores of whole kinds, updated by a watch.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,21 +16,21 @@ use tracing::{debug, warn};
 
 use super::trigger::Trigger;
 
-/// How often an API server that does not serve a kind is asked whether it does.
+/// Time between checks whether the API server serves a missing kind by now.
 const ASKED_AGAIN: Duration = Duration::from_secs(30);
 
-/// Selects what the operator has made.
+/// Selects the objects that the operator creates.
 pub(super) fn own() -> watcher::Config {
     watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
 }
 
-/// The store of a kind, and the task that keeps it, which never ends; `tell` hears of each event, once it is in the store. A cluster
-/// that does not serve the kind is asked again after [`ASKED_AGAIN`]: a watch by itself would begin anew about once a second, for
-/// every beginning counts as a success of it.
+/// The store of a kind, and the task that updates it, which never ends; `on_event` is called with
+/// each event after it is stored. If the cluster does not serve the kind, waits [`ASKED_AGAIN`]:
+/// the watch alone would restart about once a second, because it counts every start as a success.
 pub(crate) fn store<K>(
     api: Api<K>,
     which: watcher::Config,
-    tell: impl Fn(&Event<K>) + Send + 'static,
+    on_event: impl Fn(&Event<K>) + Send + 'static,
 ) -> (Store<K>, BoxFuture<'static, ()>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -43,7 +43,7 @@ where
         .for_each(move |event| {
             let mut is_served = true;
             match event {
-                Ok(event) => tell(&event),
+                Ok(event) => on_event(&event),
                 Err(error) if is_missing(&error) => {
                     debug!(kind = %K::kind(&()), "the API server does not serve this kind");
                     is_served = false;
@@ -59,7 +59,7 @@ where
     (store, task.boxed())
 }
 
-/// Asks for a look at the jobs that `concerns` says an event concerns.
+/// Triggers the jobs that an event concerns.
 pub(super) fn triggering<K>(
     triggers: mpsc::UnboundedSender<Trigger>,
     concerns: impl Fn(&Event<K>) -> Option<Trigger>,
@@ -72,7 +72,7 @@ pub(super) fn triggering<K>(
     }
 }
 
-/// Whether the API server knows no such kind.
+/// Whether the API server does not serve the kind.
 fn is_missing(error: &watcher::Error) -> bool {
     let (watcher::Error::InitialListFailed(source) | watcher::Error::WatchStartFailed(source)) = error else {
         return false;

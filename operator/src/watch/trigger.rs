@@ -1,16 +1,16 @@
-//! Which jobs a change concerns.
+//! The jobs that a change concerns.
 
 use crds::ViTTrainingJob;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client, Resource};
 
-/// What a change in the caches asks for.
+/// The jobs to reconcile after a change in the caches.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Trigger {
-    /// A look at one job.
+    /// One job.
     Job { namespace: String, name: String },
-    /// A look at every job that waits for GPUs.
+    /// Every job that waits for GPUs.
     Waiting,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn owner_of(metadata: &ObjectMeta) -> Option<Trigger> {
 pub(crate) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
     let job = &job.metadata;
     let mut owners = metadata.owner_references.iter().flatten();
-    // An owner is of the namespace of what it owns; its uid alone could be named anywhere.
+    // An owner is in the namespace of its objects; anyone could name its uid elsewhere.
     metadata.namespace == job.namespace && owners.any(|owner| Some(&owner.uid) == job.uid.as_ref())
 }
 

@@ -1,5 +1,5 @@
-//! Objects that a watch brings and that cannot be read. They are logged once and counted, do not stop the watch, and are
-//! not taken for gone: what was last read of them stands.
+//! Watched objects that cannot be decoded. They are logged once, counted, and do not stop the
+//! watch; their last valid version stays in use.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 
-/// An event of a watch, as far as its object can be read.
+/// A decoded event of a watch.
 #[derive(Debug)]
 pub(crate) enum Decoded<K> {
-    /// What happened to objects that can be read, or that one is gone.
+    /// An event of an object that can be decoded, or a deletion.
     Event(Event<K>),
-    /// This object is there, but only its metadata can be read.
+    /// This object exists, but only its metadata can be decoded.
     Unreadable(K),
 }
 
-/// Those of one watch's objects that cannot be read.
+/// The objects of one watch that cannot be decoded.
 #[derive(Debug)]
 pub(crate) struct Unreadable {
     /// By namespace and name.
     keys: HashSet<String>,
-    /// What a list that is under way has brought of them so far.
+    /// Those received so far of a list in progress.
     listed: HashSet<String>,
     metrics: Arc<Metrics>,
 }
@@ -40,7 +40,7 @@ impl Unreadable {
         }
     }
 
-    /// Reads an event of a watch; `None` where it was interrupted.
+    /// Decodes an event of a watch; `None` if the watch was interrupted.
     pub(crate) fn read<K>(&mut self, event: watcher::Result<Event<DeserializeGuard<K>>>) -> Option<Decoded<K>>
     where
         K: Resource<DynamicType = ()> + Default,
@@ -59,7 +59,7 @@ impl Unreadable {
             Ok(Event::Delete(object)) => {
                 self.keys.remove(&key(&object));
                 Decoded::Event(Event::Delete(
-                    object.0.unwrap_or_else(|invalid| of_metadata(invalid.metadata)),
+                    object.0.unwrap_or_else(|invalid| from_metadata(invalid.metadata)),
                 ))
             }
             Err(error) => {
@@ -80,23 +80,23 @@ impl Unreadable {
         match object.0 {
             Ok(object) => {
                 if self.keys.remove(&key) {
-                    info!(object = key, %kind, "an object can be read again");
+                    info!(object = key, %kind, "an object can be decoded again");
                 }
                 Decoded::Event(event(object))
             }
             Err(invalid) => {
                 if self.keys.insert(key.clone()) {
                     let error = invalid.error;
-                    warn!(object = key, %kind, error, "an object cannot be read: what was last read of it stands");
+                    warn!(object = key, %kind, error, "an object cannot be decoded: its last valid version stays in use");
                 }
                 self.listed.insert(key);
-                Decoded::Unreadable(of_metadata(invalid.metadata))
+                Decoded::Unreadable(from_metadata(invalid.metadata))
             }
         }
     }
 }
 
-fn of_metadata<K: Resource<DynamicType = ()> + Default>(metadata: ObjectMeta) -> K {
+fn from_metadata<K: Resource<DynamicType = ()> + Default>(metadata: ObjectMeta) -> K {
     let mut object = K::default();
     *object.meta_mut() = metadata;
     object

@@ -1,9 +1,9 @@
-//! The [inventory](Inventory), updated from events of nodes and pods and from promises to gangs without pods.
+//! The [inventory](Inventory), updated by events of nodes and pods and by promises to gangs.
 //!
 //! ```text
-//!  in use on a node = requests of pods that are bound to it, or pinned there by us, and have not ended
+//!  in use on a node = requests of pods bound or pinned to it that have not ended
 //!                   + requests of promised pods that have not appeared
-//!                   + what the planner's current pass holds there
+//!                   + requests held by the planner's current pass
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -17,41 +17,41 @@ use super::inventory::{Inventory, NodeFacts, NodeHealth, Shared, facts};
 use super::pods::{JobKey, Membership, bound_node, has_ended, pinned_node};
 use super::resources::{Holder, Requests, Resources, hold, requests_of};
 
-/// Nodes promised to an attempt, whose pods may not be in the caches yet.
+/// Nodes promised to an attempt whose pods may not be in the caches yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Promise {
     pub(crate) job: JobKey,
     pub(crate) attempt: i32,
     /// Nodes by node rank.
     pub(crate) nodes: Vec<String>,
-    /// Of each pod.
+    /// Requests of each pod.
     pub(crate) requests: Requests,
 }
 
-/// The inventory, and what it is counted from.
+/// The inventory, and the state from which it is counted.
 #[derive(Debug, Default)]
 pub struct Fleet {
     inventory: Inventory,
     shared: Shared,
-    /// What is in use on nodes that do not exist.
+    /// Resources in use on nodes that do not exist.
     strays: HashMap<Arc<str>, Resources>,
     /// Every pod, by namespace and name.
     pods: HashMap<String, PodUse>,
-    /// Counts of pods; after a replacement there may be two.
+    /// Counts of pods; briefly two after a replacement.
     members: HashMap<Member, usize>,
     /// By the uid of the job.
     promises: HashMap<String, Promise>,
     /// Nodes changed since the last [`Fleet::take_changes`], as they were before.
     touched: HashMap<Arc<str>, Option<NodeFacts>>,
-    /// The objects of lists under way.
+    /// The objects of lists in progress.
     listed_nodes: HashSet<Arc<str>>,
     listed_pods: HashSet<String>,
 }
 
-/// What a pod uses.
+/// A pod's use of resources.
 #[derive(Clone, Debug, PartialEq)]
 struct PodUse {
-    /// `None` if it uses nothing: it has ended, or has no node yet.
+    /// `None` if the pod has ended or has no node yet.
     node: Option<Arc<str>>,
     requests: Requests,
     member: Option<Member>,
@@ -66,7 +66,7 @@ struct Member {
 }
 
 impl Fleet {
-    /// The nodes, and what is in use on them.
+    /// The nodes and their use.
     pub fn inventory(&self) -> &Inventory {
         &self.inventory
     }
@@ -80,7 +80,7 @@ impl Fleet {
         self.node(name).map(|node| node.health)
     }
 
-    /// By node, the pods (as `namespace/name`) that use a resource, and how much of it.
+    /// The users of a resource by node: pods (as `namespace/name`) and their amounts.
     pub(crate) fn users_of(&self, resource: &str) -> HashMap<&str, Vec<(&str, i64)>> {
         let mut users: HashMap<&str, Vec<(&str, i64)>> = HashMap::new();
         for (key, pod) in &self.pods {
@@ -92,7 +92,7 @@ impl Fleet {
         users
     }
 
-    /// Handles an event of a node. Returns whether it may matter to anyone.
+    /// Handles an event of a node. Returns whether it may matter to waiting jobs.
     pub fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
         match event {
             Event::Init => self.listed_nodes.clear(),
@@ -114,12 +114,12 @@ impl Fleet {
         true
     }
 
-    /// A list under way has this node.
+    /// A list in progress has this node.
     pub(crate) fn retain_node(&mut self, node: &Node) {
         self.listed_nodes.insert(node.name_any().into());
     }
 
-    /// A list under way has this pod.
+    /// A list in progress has this pod.
     pub(crate) fn retain_pod(&mut self, pod: &Pod) {
         self.listed_pods.insert(key(pod));
     }
@@ -145,21 +145,21 @@ impl Fleet {
         }
     }
 
-    /// Replaces the promise to a job, which counts for the pods that have not appeared. Returns whether anything is released.
+    /// Replaces a job's promise, which counts for absent pods. Returns whether it released any.
     pub(crate) fn promise(&mut self, job: &str, promise: Option<Promise>) -> bool {
         if self.promises.get(job) == promise.as_ref() {
             return false;
         }
         let old = self.promises.remove(job);
-        let lets_go = old.is_some_and(|old| self.count_promise(&old, -1));
+        let is_released = old.is_some_and(|old| self.count_promise(&old, -1));
         if let Some(new) = promise {
             self.count_promise(&new, 1);
             self.promises.insert(job.into(), new);
         }
-        lets_go
+        is_released
     }
 
-    /// The nodes that have changed since the last call, other than by the pass.
+    /// The nodes changed since the last call, other than by the pass.
     pub(crate) fn take_changes(&mut self) -> Vec<Arc<str>> {
         let touched = std::mem::take(&mut self.touched);
         touched
@@ -175,9 +175,9 @@ impl Fleet {
         self.forget_stray(node);
     }
 
-    /// Releases what the pass holds for a job that now has a promise. What it held beyond that becomes free, which is a change
-    /// of the node.
-    pub(crate) fn hand_over(&mut self, node: &str, requests: &Requests) {
+    /// Releases the pass's hold on a node for a job that now has a promise. A larger hold frees
+    /// resources, which is a change of the node.
+    pub(crate) fn release_for_promise(&mut self, node: &str, requests: &Requests) {
         self.count(node, requests, Holder::Gang, -1);
     }
 
@@ -269,7 +269,7 @@ impl Fleet {
         }
     }
 
-    /// A promise is fulfilled when its pod appears, and stands again when the pod is gone.
+    /// A promise stops counting when its pod appears, and counts again when the pod is gone.
     fn appeared(&mut self, member: &Member, times: i64) {
         let promise = self.promises.get(&member.job.uid);
         let promise =
@@ -282,7 +282,7 @@ impl Fleet {
         }
     }
 
-    /// Returns whether it counts for any pod.
+    /// Returns whether the promise counts for any pod.
     fn count_promise(&mut self, promise: &Promise, times: i64) -> bool {
         let mut counts = false;
         for (node_rank, node) in promise.nodes.iter().enumerate() {
@@ -345,7 +345,7 @@ impl Fleet {
     }
 }
 
-/// Copies what is in use to a node that was read again.
+/// Copies the used amounts to a node that was read again.
 fn take_over(resources: &mut Resources, old: &Resources) {
     for (name, amount) in old {
         if (amount.used, amount.used_by_gangs) != (0, 0) {

@@ -1,12 +1,12 @@
-//! GPUs as node labels describe them: the vocabulary of those who write such labels.
+//! GPUs as described by node labels of different writers.
 
 use std::collections::BTreeMap;
 
-/// Labels by which one writer describes GPUs. Values of different writers are never compared.
+/// One writer's labels of GPUs. Values of different writers are never compared.
 struct Writer {
     product: &'static str,
     memory: Option<&'static str>,
-    /// Labels with the driver's version; the first that exists counts.
+    /// Labels with the driver's version; the first existing one counts.
     driver: &'static [&'static str],
 }
 
@@ -20,18 +20,18 @@ const WRITERS: [Writer; 11] = [
             "nvidia.com/cuda.driver.major",
         ],
     },
-    Writer::of_cloud("gpu.nvidia.com/model"),
-    Writer::of_cloud("gpu.nvidia.com/class"),
-    Writer::of_cloud("cloud.google.com/gke-accelerator"),
+    Writer::from_product_label("gpu.nvidia.com/model"),
+    Writer::from_product_label("gpu.nvidia.com/class"),
+    Writer::from_product_label("cloud.google.com/gke-accelerator"),
     Writer {
         memory: Some("eks.amazonaws.com/instance-gpu-memory"),
-        ..Writer::of_cloud("eks.amazonaws.com/instance-gpu-name")
+        ..Writer::from_product_label("eks.amazonaws.com/instance-gpu-name")
     },
     Writer {
         memory: Some("karpenter.k8s.aws/instance-gpu-memory"),
-        ..Writer::of_cloud("karpenter.k8s.aws/instance-gpu-name")
+        ..Writer::from_product_label("karpenter.k8s.aws/instance-gpu-name")
     },
-    Writer::of_cloud("karpenter.azure.com/sku-gpu-name"),
+    Writer::from_product_label("karpenter.azure.com/sku-gpu-name"),
     Writer {
         product: "amd.com/gpu.product-name",
         memory: Some("amd.com/gpu.vram"),
@@ -42,12 +42,12 @@ const WRITERS: [Writer; 11] = [
         memory: Some("beta.amd.com/gpu.vram"),
         driver: &[],
     },
-    Writer::of_cloud("habana.ai/product.name"),
-    Writer::of_cloud("gpu.intel.com/product"),
+    Writer::from_product_label("habana.ai/product.name"),
+    Writer::from_product_label("gpu.intel.com/product"),
 ];
 
 impl Writer {
-    const fn of_cloud(product: &'static str) -> Self {
+    const fn from_product_label(product: &'static str) -> Self {
         Self {
             product,
             memory: None,
@@ -56,7 +56,7 @@ impl Writer {
     }
 }
 
-/// A node's GPUs by its labels.
+/// A node's GPUs, by its labels.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct GpuLabels {
     /// Empty if no label names it.
@@ -65,11 +65,11 @@ pub struct GpuLabels {
     pub(crate) memory_mebibytes: Option<i64>,
     pub(crate) driver_major: Option<String>,
     pub(crate) sharing_strategy: Option<String>,
-    /// Pods that share a GPU, if several do.
+    /// Pods per shared GPU.
     pub(crate) replicas: Option<i64>,
-    /// Whether a share or a part of a GPU counts as a GPU.
+    /// Whether a share or slice of a GPU counts as a GPU.
     pub(crate) is_shared: bool,
-    /// The count of NVIDIA's discovery, times the pods that share a GPU.
+    /// NVIDIA's discovered count, times the pods per shared GPU.
     pub(crate) nvidia_count: Option<i64>,
 }
 
@@ -121,7 +121,7 @@ impl GpuLabels {
     }
 }
 
-/// Memory of a GPU as labels have it: MiB as a plain number (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).
+/// A label's GPU memory: a number of MiB (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).
 fn mebibytes(text: &str) -> Option<i64> {
     if let Ok(number) = text.parse() {
         return Some(number);

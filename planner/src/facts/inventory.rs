@@ -1,5 +1,4 @@
-//! The nodes of the cluster and what is in use on them: a value, of which [placement](crate::policy::placement) is a pure
-//! function.
+//! The nodes of the cluster and their use: the input of [placement](crate::policy::placement).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ pub struct Inventory {
     pub nodes: BTreeMap<Arc<str>, NodeFacts>,
 }
 
-/// What placement needs to know of a node.
+/// The properties of a node that placement needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeFacts {
     /// Its labels.
@@ -27,15 +26,15 @@ pub struct NodeFacts {
     pub taints: Vec<Taint>,
     /// Its Ready condition.
     pub health: NodeHealth,
-    /// Whether it is marked as unschedulable.
+    /// Whether it is unschedulable.
     pub cordoned: bool,
-    /// What it has, and what of it is in use.
+    /// Its resources, and their use.
     pub resources: Resources,
-    /// The job, as `namespace/name`, that has reserved the node: later jobs do not get it.
+    /// The job, as `namespace/name`, with a reservation of the node: later jobs do not get it.
     pub reserved_for: Option<Arc<str>>,
 }
 
-/// A node's labels, and its GPUs by them.
+/// A node's labels, and the GPUs that they describe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeLabels {
     values: BTreeMap<String, String>,
@@ -61,7 +60,7 @@ impl NodeLabels {
     }
 }
 
-/// Values that many nodes share, stored once: visiting all nodes then misses the cache less often.
+/// Values shared by many nodes, stored once to reduce cache misses when visiting all nodes.
 #[derive(Debug, Default)]
 pub struct Shared {
     names: HashSet<Arc<str>>,
@@ -120,7 +119,7 @@ pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
 pub enum NodeHealth {
     /// Its kubelet reports that it is ready.
     Ready,
-    /// Its kubelet reports that it is not, or nothing any more, since then.
+    /// Its kubelet reports that it is not, or no longer reports, since this time.
     NotReady(Option<Timestamp>),
 }
 

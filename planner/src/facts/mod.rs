@@ -1,4 +1,4 @@
-//! The cluster as values, read from its objects and updated from their events.
+//! The state of the cluster, read from its objects and updated by their events.
 
 pub mod fleet;
 pub mod gpu_labels;

@@ -1,11 +1,11 @@
-//! Where a pod is, and whose it is.
+//! The node and the job of a pod.
 
 use crds::{ViTTrainingJob, labels};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource as _, ResourceExt as _};
 
-/// The job of an object. An owner is in the namespace of its objects, so that nobody can create objects of a job in another one,
-/// whatever uid an owner reference names.
+/// The job of an object. Includes the namespace, so that nobody can create objects of a job in
+/// another namespace by its uid in an owner reference.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct JobKey {
     /// Of the job and its objects.
@@ -24,7 +24,7 @@ impl JobKey {
     }
 }
 
-/// The place of one of our own pods in its gang.
+/// The place of a job's pod in its gang.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Membership {
     /// The job.
@@ -38,7 +38,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// `None` for other pods.
+    /// Reads it from labels and owner; `None` for other pods.
     pub fn of(pod: &Pod) -> Option<Self> {
         let owner = pod
             .owner_references()
@@ -57,7 +57,7 @@ impl Membership {
     }
 }
 
-/// Whether all containers of a pod have ended for good.
+/// Whether all containers of a pod have ended.
 pub fn has_ended(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
@@ -70,12 +70,12 @@ pub fn phase(pod: &Pod) -> &str {
         .unwrap_or("Pending")
 }
 
-/// The node a pod was bound to by a scheduler.
+/// The node that a scheduler bound a pod to.
 pub fn bound_node(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// The node one of our own pods is pinned to.
+/// The node that a job's pod is pinned to.
 pub fn pinned_node(pod: &Pod) -> Option<&str> {
     pod.spec
         .as_ref()?

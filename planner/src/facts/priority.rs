@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 #[derive(Debug, Default)]
 pub(crate) struct PriorityClasses {
     classes: HashMap<String, Class>,
-    /// The classes of a list under way.
+    /// The classes of a list in progress.
     listed: HashSet<String>,
 }
 
@@ -21,8 +21,8 @@ struct Class {
 }
 
 impl PriorityClasses {
-    /// The priority of pods of this class; `None` if it does not exist. Pods without a class get the cluster's default (the
-    /// smallest, if there are several), or 0.
+    /// The priority of pods of this class; `None` if it does not exist. Pods without a class get
+    /// the cluster's default (the smallest of several), or 0.
     pub(crate) fn priority(&self, name: Option<&str>) -> Option<i32> {
         let Some(name) = name else {
             let defaults = self.classes.values().filter(|class| class.is_default);
@@ -52,7 +52,7 @@ impl PriorityClasses {
         }
     }
 
-    /// A list under way has this class.
+    /// A list in progress has this class.
     pub(crate) fn retain(&mut self, class: &PriorityClass) {
         self.listed.insert(class.name_any());
     }

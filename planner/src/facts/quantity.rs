@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The quantity in thousandths of its unit, rounded up; `None` where it is not a quantity.
+/// The quantity in thousandths of its unit, rounded up; `None` if it is invalid.
 pub(crate) fn milli(quantity: &Quantity) -> Option<i64> {
     let text = quantity.0.trim();
     let digits = text
@@ -30,13 +30,13 @@ pub(crate) fn milli(quantity: &Quantity) -> Option<i64> {
         exponent => 10_f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
     };
     let milli = number * factor * 1000.0;
-    // Decimal fractions are a little off in binary: what is next to a whole number is that number.
+    // Decimal fractions are inexact in binary: round what is close to a whole number.
     let nearest = milli.round();
     let is_whole = (milli - nearest).abs() < 1e-6;
     Some(if is_whole { nearest } else { milli.ceil() } as i64)
 }
 
-/// The quantity in whole units, rounded up, as counts of GPUs and bytes are meant.
+/// The quantity in whole units, rounded up, for counts of GPUs and bytes; `None` if it is invalid.
 pub fn whole(quantity: &Quantity) -> Option<i64> {
     milli(quantity).map(|milli| milli.div_euclid(1000) + i64::from(milli.rem_euclid(1000) > 0))
 }

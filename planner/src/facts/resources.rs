@@ -1,4 +1,4 @@
-//! Amounts of what nodes have and pods request.
+//! Amounts of nodes' resources and pods' requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,29 +9,30 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity;
 
-/// Amounts by name: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. Nodes share the names.
+/// Amounts by name: extended resources, cpu in thousandths, memory and ephemeral storage in bytes,
+/// pods. Nodes share the names.
 pub type Resources = BTreeMap<Arc<str>, Amount>;
 
 /// How much of a resource a node has.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Amount {
-    /// What the node has.
+    /// The node's total.
     pub capacity: i64,
-    /// What pods can get: less than the capacity if GPUs are unhealthy.
+    /// The amount for pods: less than the capacity if GPUs are unhealthy.
     pub allocatable: i64,
-    /// What pods and promises use.
+    /// The amount held by pods and promises.
     pub used: i64,
-    /// What of it gangs of this operator use: they end by themselves.
+    /// The part of `used` held by gangs of this operator, which will end.
     pub used_by_gangs: i64,
 }
 
 impl Amount {
-    /// What nobody uses.
+    /// The unused amount.
     pub fn free(self) -> i64 {
         self.allocatable - self.used
     }
 
-    /// What is free once all gangs have ended.
+    /// The free amount after all gangs have ended.
     pub fn free_in_time(self) -> i64 {
         self.free() + self.used_by_gangs
     }
@@ -40,22 +41,22 @@ impl Amount {
 /// Requests of a pod, by name; units as in [`Resources`].
 pub type Requests = BTreeMap<String, i64>;
 
-/// Who uses something on a node.
+/// The user of a node's resources.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Holder {
     /// A gang of this operator.
     Gang,
-    /// Anyone else.
+    /// Any other pod.
     Other,
 }
 
-/// Adds `times` the requests to what a node's resources have in use.
+/// Adds `times` the requests to the used amounts of a node's resources.
 pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, times: i64) {
     for (resource, amount) in requests {
         if *amount == 0 {
             continue;
         }
-        // Names are only cloned for resources that a node does not have.
+        // Clone names only for resources that the node lacks.
         let entry = match resources.get_mut(resource.as_str()) {
             Some(entry) => entry,
             None => resources.entry(resource.as_str().into()).or_default(),
@@ -70,8 +71,8 @@ pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, time
     }
 }
 
-/// Requests of a pod, as kube-scheduler counts them: the sum of its containers, or its largest init container, or the requests of
-/// the pod as a whole, plus overhead. A limit without a request counts as the request.
+/// Requests of a pod, as kube-scheduler counts them: the sum of its containers, or its largest init
+/// container, or the pod's own requests, plus overhead. A limit without a request counts as one.
 pub fn requests_of(spec: &PodSpec) -> Requests {
     let mut total = Requests::new();
     for container in &spec.containers {
@@ -115,7 +116,7 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     total
 }
 
-/// Whether a resource can be requested for a pod as a whole (KEP-2837).
+/// Whether a pod as a whole can request a resource (KEP-2837).
 fn is_of_pods(resource: &str) -> bool {
     matches!(resource, CPU | MEMORY) || resource.starts_with(HUGE_PAGES)
 }
@@ -138,8 +139,8 @@ pub const STORAGE: &str = "ephemeral-storage";
 /// The number of pods.
 pub const PODS: &str = "pods";
 const HUGE_PAGES: &str = "hugepages-";
-/// Requested by pods that use a port of their node on which gangs on the host's network listen. No node has it: one on which it
-/// is in use has no room for such a gang.
+/// Requested by pods that use a host port of gangs on the host network. No node has it: a node on
+/// which it is used has no room for such a gang.
 pub const HOST_PORTS: &str = "vit-operator.dev/host-ports";
 const GANG_PORTS: [i32; 2] = [
     environment::DEFAULT_AGENT_PORT as i32,
@@ -159,7 +160,8 @@ fn raise(total: &mut Requests, least: Requests) {
     }
 }
 
-/// The resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended resources (with a domain).
+/// The resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and
+/// extended resources (with a domain).
 pub(super) fn amounts(quantities: Option<&BTreeMap<String, Quantity>>) -> Requests {
     quantities
         .into_iter()
@@ -235,7 +237,7 @@ mod tests {
             ],
             "resources": {
                 "requests": {"cpu": "4", "hugepages-2Mi": "8Mi"},
-                // As the API server fills in what is not asked for: the containers' requests, or else the limits.
+                // The API server sets missing requests to the containers', or else to the limits.
                 "limits": {"cpu": "8", "memory": "2Gi", "hugepages-1Gi": "1Gi"},
             },
             "overhead": {"cpu": "250m"},

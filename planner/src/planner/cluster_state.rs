@@ -1,4 +1,4 @@
-//! The cluster that a pass plans on.
+//! The cluster state of a pass.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use crate::policy::node_fit::{Verdict, verdict};
 use crate::policy::placement::{Choice, View};
 use crate::policy::request::{GangRequest, Shape};
 
-/// Most views to cache. At 15,000 nodes, one takes about 2 MB and some milliseconds to build.
+/// Most views to cache. At 15,000 nodes, one needs about 2 MB and some milliseconds to build.
 const VIEWS: usize = 32;
 
-/// The fleet, and views of it for the shapes of gangs.
+/// The fleet, and its views for gangs' shapes.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
-    /// Whoever changes it lets the views catch up.
+    /// After a change, the views must catch up.
     pub(crate) fleet: Fleet,
     /// The least recently used comes first.
     views: Vec<View>,
@@ -22,7 +22,7 @@ pub(crate) struct ClusterState {
 }
 
 impl ClusterState {
-    /// Updates all views with the changes of the fleet. Returns whether there were any.
+    /// Updates all views with the fleet's changes. Returns whether there were any.
     pub(crate) fn catch_up(&mut self) -> bool {
         let changed = self.fleet.take_changes();
         for node in &changed {
@@ -31,7 +31,7 @@ impl ClusterState {
         !changed.is_empty()
     }
 
-    /// The view for a shape. Shapes that differ only in the nodes that they avoid share one.
+    /// The view for a shape. Shapes that differ only in avoided nodes share one.
     pub(crate) fn view(&mut self, shape: &Arc<Shape>) -> &mut View {
         let inventory = self.fleet.inventory();
         if let Some(index) = self.views.iter().position(|view| view.is_of(shape)) {
@@ -52,7 +52,7 @@ impl ClusterState {
         view
     }
 
-    /// Whether a node can take a pod of a shape, now or once other gangs have ended. Needs no view.
+    /// Whether a node fits a pod of a shape, now or after other gangs have ended. Needs no view.
     pub(crate) fn can_use(&self, shape: &Shape, node: &str) -> bool {
         let verdict = self.fleet.node(node).map(|facts| verdict(node, facts, shape));
         matches!(verdict, Some(Verdict::Fits { .. } | Verdict::Busy { .. }))
@@ -71,7 +71,7 @@ impl ClusterState {
         self.update_views(node);
     }
 
-    /// The nodes of the largest gang that fits if what its predecessor holds on `own` counts as free.
+    /// The nodes of the largest gang that fits if its predecessor's holds on `own` count as free.
     pub(crate) fn choose_instead_of(&mut self, own: &[Arc<str>], request: &GangRequest) -> Option<Choice> {
         for node in own {
             self.hold(node, &request.shape, -1);

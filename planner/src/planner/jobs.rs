@@ -1,4 +1,4 @@
-//! What the planner knows of a job.
+//! The planner's state of a job.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Job {
     order: Order,
     /// `None` if it does not wait, or is invalid.
     waiter: Option<Arc<Waiter>>,
-    /// What its status records for its gang.
+    /// Its gang in its status.
     pub(super) recorded: Option<Promise>,
     /// The larger sizes of a running elastic gang.
     pub(super) growth: Option<GangRequest>,
@@ -87,7 +87,7 @@ impl Job {
         own
     }
 
-    /// Gives the job the priority of its class.
+    /// Sets the job's priority by its class.
     pub(super) fn rank(&mut self, classes: &PriorityClasses) {
         let priority = classes.priority(self.class.as_deref());
         self.order.priority = Reverse(priority.unwrap_or(0));
@@ -97,7 +97,7 @@ impl Job {
         }
     }
 
-    /// Drops what the job asks for.
+    /// Drops the job's requests.
     pub(super) fn drop_requests(&mut self) {
         self.waiter = None;
         self.growth = None;
@@ -108,13 +108,13 @@ impl Job {
         self.waiter.as_ref().filter(|_| self.has_class)
     }
 
-    /// Whether its new gang has fewer nodes than the previous one, for which the pass held the others until now.
+    /// Whether its new gang has fewer nodes than the previous one, all of which the pass held.
     pub(super) fn has_shrunk_since(&self, old: &Self) -> bool {
         let waited = old.waiter().zip(self.recorded.as_ref());
         waited.is_some_and(|(waiter, recorded)| recorded.nodes.len() < waiter.previous_nodes.len())
     }
 
-    /// The name of the job's PriorityClass, if that does not exist.
+    /// The name of the job's PriorityClass, if it does not exist.
     pub(super) fn missing_class(&self) -> Option<&str> {
         self.class.as_deref().filter(|_| !self.has_class)
     }
@@ -130,8 +130,8 @@ fn is_waiting(job: &ViTTrainingJob, status: &ViTTrainingJobStatus) -> bool {
     may_be_placed && !waits_for_quota && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
 }
 
-/// Since when a job has been waiting: since it was created, lost its place, was resumed, was corrected or got its quota. `None`
-/// before a job that restarts or resumes was found not to fit.
+/// When a job began to wait: when it was created, lost its place, was resumed, was corrected or got
+/// its quota. `None` before a restarting or resuming job was found not to fit.
 fn waiting_since(created: Option<Timestamp>, status: &ViTTrainingJobStatus) -> Option<Timestamp> {
     if !matches!(status.phase, None | Some(Phase::Pending)) {
         return None;

@@ -1,9 +1,10 @@
-//! Who gets which GPUs: the fleet and the jobs, updated from their watches, and one pass over the waiting jobs, which serves
-//! them all until something changes.
+//! Decides which job gets which GPUs: the fleet and the jobs, updated by their watches, and one
+//! pass over the waiting jobs, which is valid until something changes.
 //!
-//! No GPU is promised twice. A promise is made under one lock with its decision and lasts until the job's cached status shows
-//! it. From then on the status stands for it, so promises survive the operator. While it is unknown whether a promise was
-//! recorded, it stays, and the job gets no other, until a status without it is written.
+//! No GPU is promised twice. A promise is made under the lock of its decision and lasts until the
+//! job's cached status shows it. Then the status replaces it, so promises survive a restart of the
+//! operator. While it is unknown whether a promise was recorded, it stays and the job gets no
+//! other, until a status without it is written.
 
 mod cluster_state;
 mod jobs;
@@ -32,17 +33,17 @@ use cluster_state::ClusterState;
 use jobs::Job;
 use pass::{Outcome, Pass};
 
-/// A job as the API server has it, whether it can be read or not.
+/// A job of the API server, decodable or not.
 pub type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 
-/// The decision about a job that asks for GPUs.
+/// The decision about a job that requests GPUs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Decision {
     /// It is promised these nodes.
     Placed(Placement),
     /// It waits.
     Waits(Waiting),
-    /// The job has changed since it asked, or its last promise may have been recorded: it has to ask again.
+    /// The job has changed, or its last promise may have been recorded: it has to request again.
     Outdated,
 }
 
@@ -51,12 +52,12 @@ pub enum Decision {
 pub enum Waiting {
     /// No group fits.
     NoFit {
-        /// Why not, by group.
+        /// The reason, by group.
         why: Unplaceable,
         /// Its place in the queue.
         queue: QueueStatus,
     },
-    /// There is no PriorityClass of this name: the API server would refuse the pods.
+    /// No PriorityClass of this name exists: the API server would refuse the pods.
     NoPriorityClass(String),
     /// Kueue has not admitted it, for this reason.
     InQueue(String),
@@ -67,9 +68,9 @@ pub enum Waiting {
 pub struct SharedPlanner(Arc<Mutex<Planner>>);
 
 impl SharedPlanner {
-    /// Locks the planner, for a moment. While it is busy, other tasks get the thread.
+    /// Locks the planner briefly. While it is busy, other tasks get the thread.
     pub fn lock(&self) -> MutexGuard<'_, Planner> {
-        // Promises are inserted and removed whole, and an interrupted pass holds too much rather than too little.
+        // Promises change atomically, and an interrupted pass holds too much, not too little.
         match self.0.try_lock() {
             Ok(planner) => planner,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -90,8 +91,8 @@ impl SharedPlanner {
     }
 }
 
-/// Runs something that may take long, such as a pass, and leaves the thread to other tasks meanwhile. It may be the only one, and
-/// the lease must be renewed.
+/// Runs work that may take long, such as a pass, and leaves the thread to other tasks. It may be
+/// the only thread, and the lease must be renewed.
 fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => work(),
@@ -99,7 +100,7 @@ fn blocking<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Decides who gets which GPUs.
+/// Decides which job gets which GPUs.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: ClusterState,
@@ -117,7 +118,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// The nodes, and what is in use on them.
+    /// The nodes and their use.
     pub fn inventory(&self) -> &Inventory {
         self.cluster.fleet.inventory()
     }
@@ -142,17 +143,17 @@ impl Planner {
         self.cluster.fleet.follow_pods(event);
     }
 
-    /// A list under way has this node, but it cannot be read: it stays as it was.
+    /// A list in progress has this node, but it cannot be decoded: keeps its last version.
     pub fn retain_node(&mut self, node: &Node) {
         self.cluster.fleet.retain_node(node);
     }
 
-    /// A list under way has this pod, but it cannot be read: it stays as it was.
+    /// A list in progress has this pod, but it cannot be decoded: keeps its last version.
     pub fn retain_pod(&mut self, pod: &Pod) {
         self.cluster.fleet.retain_pod(pod);
     }
 
-    /// A list under way has this PriorityClass, but it cannot be read: it stays as it was.
+    /// A list in progress has this PriorityClass, but it cannot be decoded: keeps its last version.
     pub fn retain_class(&mut self, class: &PriorityClass) {
         self.classes.retain(class);
     }
@@ -171,8 +172,8 @@ impl Planner {
         is_news
     }
 
-    /// Handles an event of a job. Returns whether it may matter to waiting jobs: a job has left the queue, or released GPUs that
-    /// none of its pods held, or nodes that the pass held for it.
+    /// Handles an event of a job. Returns whether it may matter to waiting jobs: a job left the
+    /// queue, or released GPUs without pods, or nodes that the pass held for it.
     pub fn follow_jobs(&mut self, event: &Event<GuardedJob>) -> bool {
         match event {
             Event::Init => self.listed_jobs.clear(),
@@ -192,8 +193,8 @@ impl Planner {
         false
     }
 
-    /// Decides about a job, and promises what it gets to this attempt. While it is unknown whether its last promise was
-    /// recorded, nothing is decided: another promise would release GPUs that its status may record already.
+    /// Decides about a job, and promises its nodes to this attempt. While it is unknown whether the
+    /// last promise was recorded, decides nothing: a new one could release GPUs in its status.
     pub fn place(&mut self, uid: &str, attempt: i32, now: Timestamp) -> Decision {
         let Some(job) = self.jobs.get(uid).filter(|_| !self.open.contains_key(uid)) else {
             return Decision::Outdated;
@@ -222,15 +223,16 @@ impl Planner {
                 };
                 self.open.insert(uid.into(), promise.clone());
                 self.cluster.fleet.promise(uid, Some(promise));
-                self.pass.hand_over(&waiter.order, &mut self.cluster);
+                self.pass.release_for_promise(&waiter.order, &mut self.cluster);
                 self.queue.remove(&waiter.order);
                 Decision::Placed(placement)
             }
         }
     }
 
-    /// To how many nodes a running elastic gang could grow; its own count as free. `None` also while a waiting job could use
-    /// one of the nodes, now or once other gangs have ended. Promises nothing.
+    /// The number of nodes to which a running elastic gang could grow; its nodes count as free.
+    /// `None` also if a waiting job could use one of the nodes, now or after other gangs have
+    /// ended. Promises nothing.
     pub fn growth(&mut self, uid: &str, now: Timestamp) -> Option<usize> {
         let job = self.jobs.get(uid).filter(|job| job.missing_class().is_none())?;
         let (growth, recorded) = (job.growth.clone()?, job.recorded.as_ref()?);
@@ -251,19 +253,19 @@ impl Planner {
         (!is_wanted).then_some(choice.nodes.len())
     }
 
-    /// Whether a job was promised something that its status, which is at this attempt, does not show.
+    /// Whether a job has a promise that its status, at this attempt, does not show.
     pub fn is_open(&self, uid: &str, attempt: i32) -> bool {
         self.open
             .get(uid)
             .is_some_and(|promise| promise.attempt > attempt)
     }
 
-    /// Takes back the promise that a job's status, which is at this attempt, does not show. Returns whether GPUs are released.
+    /// Releases a promise that the status, at this attempt, lacks. Returns whether it held GPUs.
     pub fn release_open(&mut self, uid: &str, attempt: i32) -> bool {
         self.release_if(uid, |promise| promise.attempt > attempt)
     }
 
-    /// Takes back a promise that could not be recorded. Returns whether GPUs are released.
+    /// Releases a promise that could not be recorded. Returns whether it released GPUs.
     pub fn release(&mut self, uid: &str, attempt: i32) -> bool {
         self.release_if(uid, |promise| promise.attempt == attempt)
     }
@@ -273,12 +275,12 @@ impl Planner {
             return false;
         }
         self.open.remove(uid);
-        let lets_go = self.promise(uid);
+        let is_released = self.promise(uid);
         if let Some(job) = self.jobs.remove(uid) {
             self.join(uid, &job);
             self.jobs.insert(uid.into(), job);
         }
-        lets_go
+        is_released
     }
 
     /// Restarts the pass if anything has changed, or continues it.
@@ -330,7 +332,7 @@ impl Planner {
         self.promise(&uid) || waits_no_more || has_shrunk
     }
 
-    /// A job that cannot be read any more keeps its promise and leaves the queue. Returns whether it was in the queue.
+    /// An undecodable job keeps its promise and leaves the queue. Returns whether it was queued.
     fn set_aside(&mut self, uid: &str) -> bool {
         let Some(mut job) = self.jobs.remove(uid) else {
             return false;
@@ -345,13 +347,13 @@ impl Planner {
     fn remove(&mut self, uid: &str) -> bool {
         self.open.remove(uid);
         let gone = self.jobs.remove(uid);
-        let lets_go = self.promise(uid);
-        let Some(job) = gone else { return lets_go };
+        let is_released = self.promise(uid);
+        let Some(job) = gone else { return is_released };
         self.leave(&job);
-        lets_go || job.waiter().is_some()
+        is_released || job.waiter().is_some()
     }
 
-    /// Has the fleet hold a job's latest promise, or else what its status records. Returns whether GPUs are released.
+    /// Sends a job's latest promise, or its status's, to the fleet. Returns if GPUs were released.
     fn promise(&mut self, uid: &str) -> bool {
         let recorded = || self.jobs.get(uid)?.recorded.clone();
         let promise = self.open.get(uid).cloned().or_else(recorded);

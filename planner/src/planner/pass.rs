@@ -1,4 +1,4 @@
-//! One pass over the jobs that wait.
+//! One pass over the waiting jobs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::policy::placement::{Choice, Claim, Gpus, Reasons};
 use crate::policy::queue::{Order, PATIENCE, QueueStatus, Waiter};
 use crate::policy::request::Shape;
 
-/// What a pass decides about a job.
+/// A pass's decision about a job.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// It gets these nodes. The reasons are why it does not get others.
+    /// It gets these nodes; `reasons` are those against others.
     Fits { choice: Choice, reasons: Arc<Reasons> },
     /// It does not fit.
     Waits(Wait),
@@ -25,29 +25,29 @@ pub(crate) enum Outcome {
 pub(crate) struct Wait {
     pub(crate) reasons: Arc<Reasons>,
     reserved_nodes: usize,
-    /// Another job, for which a node is reserved that fits this one.
+    /// Another job with a reservation of a node that fits this one.
     held_back_for: Option<Arc<str>>,
 }
 
-/// One pass over the waiting jobs, in their order. It allocates what each job gets, and can be continued with jobs that come
-/// after the last one.
+/// One pass over the waiting jobs, in order. It holds each job's nodes, and can be continued with
+/// jobs after the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
     last: Option<Order>,
     outcomes: HashMap<Order, Outcome>,
-    /// Nodes held by the pass, and what each pod requests.
+    /// Nodes held by the pass, and each pod's request.
     holds: HashMap<Order, (Arc<Shape>, Vec<Arc<str>>)>,
     reserved: HashMap<Arc<str>, Order>,
-    /// The reservations of the pass before.
+    /// The reservations of the last pass.
     reserved_before: HashMap<Arc<str>, Order>,
-    /// Jobs that do not fit, in their order.
+    /// Jobs that do not fit, in order.
     waiting: Vec<Order>,
     /// When the next job's patience ends.
     patient_until: Option<Timestamp>,
 }
 
 impl Pass {
-    /// The last job that was planned.
+    /// The last planned job.
     pub(crate) fn last(&self) -> Option<&Order> {
         self.last.as_ref()
     }
@@ -56,7 +56,7 @@ impl Pass {
         self.outcomes.get(job)
     }
 
-    /// Whether a job's patience has ended since the pass was made.
+    /// Whether a job's patience has ended since the pass.
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.patient_until.is_some_and(|until| until <= now)
     }
@@ -70,17 +70,17 @@ impl Pass {
         }
     }
 
-    /// Releases what the pass holds for a job: a promise holds it now.
-    pub(crate) fn hand_over(&mut self, job: &Order, cluster: &mut ClusterState) {
+    /// Releases the pass's hold for a job, which a promise replaces.
+    pub(crate) fn release_for_promise(&mut self, job: &Order, cluster: &mut ClusterState) {
         self.outcomes.remove(job);
         if let Some((shape, nodes)) = self.holds.remove(job) {
             for node in &nodes {
-                cluster.fleet.hand_over(node, &shape.requests);
+                cluster.fleet.release_for_promise(node, &shape.requests);
             }
         }
     }
 
-    /// Releases everything, for a pass from the beginning.
+    /// Releases everything, for a new pass.
     pub(crate) fn restart(self, cluster: &mut ClusterState) -> Self {
         for (shape, nodes) in self.holds.into_values() {
             for node in &nodes {
@@ -100,7 +100,7 @@ impl Pass {
     pub(crate) fn plan(&mut self, job: &Waiter, cluster: &mut ClusterState, now: Timestamp) {
         let request = &job.request;
         self.last = Some(job.order.clone());
-        // The pods of its previous gang may still be stopping, and be all that keeps it, or more of it, from fitting.
+        // Stopping pods of its previous gang may be all that prevents a (larger) gang.
         let previous_nodes = job.previous_nodes.iter().map(|node| Arc::from(node.as_str()));
         if let Some((choice, reasons)) = choose(job, cluster) {
             let mut held = choice.nodes.clone();
@@ -144,7 +144,7 @@ impl Pass {
         self.holds.insert(job.order.clone(), held);
     }
 
-    /// Reserves nodes for a job whose patience is over, including nodes that were reserved for later jobs.
+    /// Reserves nodes for a job whose patience has ended, including nodes reserved for later jobs.
     fn reserve(&mut self, job: &Waiter, cluster: &mut ClusterState) {
         let is_taken = |node: &str| self.reserved.get(node).is_some_and(|other| *other < job.order);
         let claim = |node: &str| {
@@ -175,8 +175,8 @@ impl Pass {
     }
 }
 
-/// What a job gets: its nodes in the first shape that fits. If those are mixed GPUs although the job prefers like ones, a later
-/// shape with as many like GPUs is better, even on nodes that the job avoids.
+/// A job's nodes in the first shape that fits. If those have mixed GPUs although the job prefers
+/// identical ones, a later shape with as many identical GPUs is better, even on avoided nodes.
 fn choose(job: &Waiter, cluster: &mut ClusterState) -> Option<(Choice, Arc<Reasons>)> {
     let request = &job.request;
     let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
@@ -193,8 +193,8 @@ fn choose(job: &Waiter, cluster: &mut ClusterState) -> Option<(Choice, Arc<Reaso
     if !is_mixed(&first.0) || request.shape.rules.homogeneity != Homogeneity::Preferred {
         return Some(first);
     }
-    let like = fits.find(|(other, _)| !is_mixed(other) && other.nodes.len() >= first.0.nodes.len());
-    Some(like.unwrap_or(first))
+    let identical = fits.find(|(other, _)| !is_mixed(other) && other.nodes.len() >= first.0.nodes.len());
+    Some(identical.unwrap_or(first))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What may happen to jobs and nodes, in any order.
+//! Events of jobs and nodes, in any order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,18 +19,18 @@ const NODES: [&str; 4] = ["a", "b", "c", "d"];
 enum Step {
     Node(usize),
     NodeGone(usize),
-    /// A job of so many nodes and GPUs a node, with a priority or without.
+    /// A job with these nodes and GPUs per node, with or without a priority.
     New(usize, i32, i32, bool),
     Ask(usize),
-    /// The status with what the job was promised comes into the cache.
+    /// The status with the job's promise arrives in the cache.
     Record(usize),
     /// The write of that status is refused.
     Refuse(usize),
-    /// A job that has its place ends in this phase. If it waits again, then for another number of nodes, and without the node on
-    /// which it failed.
+    /// A placed job ends in this phase. If it waits again, then for another number of nodes, and
+    /// without the node on which it failed.
     End(usize, Phase, i32, usize),
     Delete(usize),
-    /// The PriorityClass comes or goes.
+    /// The PriorityClass appears or disappears.
     Class(bool),
 }
 
@@ -86,7 +86,7 @@ impl World {
                 job.spec.workers.nodes = nodes;
                 job.spec.workers.gpus_per_node = gpus;
                 job.spec.workers.priority_class_name = has_class.then(|| "high".into());
-                self.tell(index, job);
+                self.send(index, job);
             }
             Step::Ask(index) => {
                 let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
@@ -102,7 +102,7 @@ impl World {
                         ..PlacementStatus::default()
                     });
                     job.status = Some(status);
-                    self.tell(index, job);
+                    self.send(index, job);
                 }
             }
             Step::Refuse(index) => {
@@ -120,7 +120,7 @@ impl World {
                         job.spec.workers.nodes = nodes;
                         status.failed_nodes = vec![fixtures::failed_node(NODES[failed], Some(3600))];
                     }
-                    self.tell(index, job);
+                    self.send(index, job);
                 }
             }
             Step::Delete(index) => {
@@ -138,13 +138,13 @@ impl World {
         }
     }
 
-    fn tell(&mut self, index: usize, job: ViTTrainingJob) {
+    fn send(&mut self, index: usize, job: ViTTrainingJob) {
         self.jobs.insert(index, job.clone());
         let event = Event::Apply(DeserializeGuard(Ok(job)));
         self.planner.follow_jobs(&event);
     }
 
-    /// The cluster as objects and promises tell of it.
+    /// The cluster according to objects and promises.
     fn counted_anew(&self) -> Inventory {
         let mut promises = self.recorded.clone();
         promises.extend(self.planner.open.clone());
@@ -172,7 +172,7 @@ proptest! {
         for step in (0..NODES.len()).map(Step::Node).chain(steps) {
             world.take(step);
             let planner = &mut world.planner;
-            // What the next decision would do first.
+            // As the next decision would do first.
             planner.is_stale |= planner.cluster.catch_up();
             prop_assert!(planner.cluster.is_current());
             for (name, node) in world.counted_anew().nodes {

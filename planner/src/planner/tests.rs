@@ -10,7 +10,7 @@ use crate::policy::queue::PATIENCE;
 
 const GPU: &str = "nvidia.com/gpu";
 
-/// A planner of a cluster with these nodes, of one GPU each.
+/// A planner of a cluster with these one-GPU nodes.
 fn planner(nodes: &[&str]) -> Planner {
     let mut planner = Planner::default();
     planner.add_nodes(nodes, "Tesla-T4");
@@ -21,7 +21,7 @@ fn event(job: &ViTTrainingJob) -> Event<GuardedJob> {
     Event::Apply(DeserializeGuard(Ok(job.clone())))
 }
 
-/// A job of so many nodes, created at that second.
+/// A job of this many nodes, created at this second.
 fn job(name: &str, nodes: i32, second: i64) -> ViTTrainingJob {
     let mut job = fixtures::job();
     job.metadata.name = Some(name.into());
@@ -73,7 +73,7 @@ impl Planner {
         }
     }
 
-    fn tell(&mut self, jobs: &[&ViTTrainingJob]) {
+    fn send(&mut self, jobs: &[&ViTTrainingJob]) {
         for job in jobs {
             self.follow_jobs(&event(job));
         }
@@ -83,7 +83,7 @@ impl Planner {
         self.place(&uid(name), 1, at(100))
     }
 
-    /// The nodes that a job gets; none where it waits.
+    /// The nodes that a job gets; none if it waits.
     fn nodes_for(&mut self, name: &str) -> Vec<String> {
         match self.ask(name) {
             Decision::Placed(placement) => placement.nodes,
@@ -102,16 +102,16 @@ impl Planner {
 fn a_promise_lasts_until_the_cached_status_shows_it() {
     let mut planner = planner(&["a", "b"]);
     let waiting = job("first", 2, 0);
-    planner.tell(&[&waiting]);
+    planner.send(&[&waiting]);
     assert_eq!(planner.nodes_for("first"), ["a", "b"]);
-    planner.tell(&[&in_phase(waiting.clone(), Phase::Pending, 0)]);
+    planner.send(&[&in_phase(waiting.clone(), Phase::Pending, 0)]);
     assert!(planner.is_open(&uid("first"), 0));
     assert_eq!(planner.used("a"), 1);
-    // From here on the status stands for it, pods or no pods.
-    planner.tell(&[&in_phase(waiting.clone(), Phase::Starting, 1)]);
+    // From here on the status counts, with or without pods.
+    planner.send(&[&in_phase(waiting.clone(), Phase::Starting, 1)]);
     assert!(!planner.is_open(&uid("first"), 0));
     assert_eq!(planner.used("a"), 1);
-    planner.tell(&[&in_phase(waiting, Phase::Succeeded, 1)]);
+    planner.send(&[&in_phase(waiting, Phase::Succeeded, 1)]);
     assert_eq!(planner.used("a"), 0);
 }
 
@@ -119,7 +119,7 @@ fn a_promise_lasts_until_the_cached_status_shows_it() {
 fn a_promise_to_a_job_that_is_gone_is_forgotten() {
     let mut planner = planner(&["a", "b"]);
     let gone = job("gone", 2, 0);
-    planner.tell(&[&gone]);
+    planner.send(&[&gone]);
     assert_eq!(planner.nodes_for("gone").len(), 2);
     planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(gone))));
     assert_eq!(planner.used("a"), 0);
@@ -129,7 +129,7 @@ fn a_promise_to_a_job_that_is_gone_is_forgotten() {
 #[test]
 fn a_promise_that_could_not_be_recorded_is_taken_back_and_no_newer_one() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&job("first", 2, 0)]);
+    planner.send(&[&job("first", 2, 0)]);
     assert!(matches!(
         planner.place(&uid("first"), 2, at(100)),
         Decision::Placed(_)
@@ -144,9 +144,9 @@ fn a_promise_that_could_not_be_recorded_is_taken_back_and_no_newer_one() {
 #[test]
 fn a_job_whose_last_promise_may_have_been_recorded_is_promised_nothing_else() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&job("first", 2, 0)]);
+    planner.send(&[&job("first", 2, 0)]);
     assert_eq!(planner.nodes_for("first"), ["a", "b"]);
-    // The status that records it may come into the cache late, after the job would be placed elsewhere.
+    // The status that records it may arrive late, after the job would be placed elsewhere.
     for name in ["a", "b"] {
         let mut node = fixtures::node(name, "Tesla-T4", 1);
         node.spec.get_or_insert_default().unschedulable = Some(true);
@@ -174,10 +174,10 @@ fn a_promise_without_pods_that_ends_is_news_to_jobs_that_wait() {
         assert!(planner.follow_jobs(&end(starting.clone())));
         assert_eq!(planner.used("a"), 0);
     }
-    // That its pods let go is seen of themselves.
+    // Its pods' own events release their GPUs.
     for end in ends {
         let mut planner = planner(&["a", "b"]);
-        planner.tell(&[&starting]);
+        planner.send(&[&starting]);
         for pod in fixtures::pod_objects(1, "Running") {
             planner.follow_pods(&Event::Apply(pod));
         }
@@ -189,7 +189,7 @@ fn a_promise_without_pods_that_ends_is_news_to_jobs_that_wait() {
 #[test]
 fn a_younger_job_does_not_take_what_an_older_one_fits_in() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&job("younger", 2, 2), &job("older", 2, 1)]);
+    planner.send(&[&job("younger", 2, 2), &job("older", 2, 1)]);
     assert_eq!(planner.nodes_for("younger"), [""; 0]);
     assert_eq!(planner.nodes_for("older"), ["a", "b"]);
     assert_eq!(planner.nodes_for("younger"), [""; 0]);
@@ -199,7 +199,7 @@ fn a_younger_job_does_not_take_what_an_older_one_fits_in() {
 fn a_younger_job_does_not_take_the_gpus_of_an_older_one_that_restarts_or_resumes() {
     for phase in [Phase::Restarting, Phase::Suspended] {
         let mut planner = planner(&["a", "b"]);
-        planner.tell(&[&in_phase(job("older", 2, 1), phase, 1), &job("younger", 1, 2)]);
+        planner.send(&[&in_phase(job("older", 2, 1), phase, 1), &job("younger", 1, 2)]);
         assert_eq!(planner.nodes_for("younger"), [""; 0], "{phase:?}");
     }
 }
@@ -207,11 +207,11 @@ fn a_younger_job_does_not_take_the_gpus_of_an_older_one_that_restarts_or_resumes
 #[test]
 fn a_gpu_that_one_pod_of_a_stopping_gang_has_left_stays_with_its_job() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&job("younger", 1, 2)]);
-    // The other pod of the gang still stops.
+    planner.send(&[&job("younger", 1, 2)]);
+    // The other pod of the gang is still stopping.
     let pod = fixtures::pod_objects(1, "Running").remove(1);
     planner.follow_pods(&Event::Apply(pod));
-    planner.tell(&[&in_phase(job("older", 2, 1), Phase::Restarting, 1)]);
+    planner.send(&[&in_phase(job("older", 2, 1), Phase::Restarting, 1)]);
     assert_eq!(planner.nodes_for("younger"), [""; 0]);
     planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(job("older", 2, 1)))));
     assert_eq!(planner.nodes_for("younger"), ["a"]);
@@ -220,7 +220,7 @@ fn a_gpu_that_one_pod_of_a_stopping_gang_has_left_stays_with_its_job() {
 #[test]
 fn nodes_that_a_gang_leaves_when_it_shrinks_go_to_the_next_job() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[
+    planner.send(&[
         &in_phase(job("shrinks", 1, 1), Phase::Restarting, 1),
         &job("younger", 1, 2),
     ]);
@@ -233,7 +233,7 @@ fn nodes_that_a_gang_leaves_when_it_shrinks_go_to_the_next_job() {
 fn jobs_that_wait_are_told_when_a_gang_shrinks() {
     for (nodes, is_news) in [(1, true), (2, false)] {
         let mut planner = planner(&["a", "b"]);
-        planner.tell(&[&in_phase(job("restarts", nodes, 1), Phase::Restarting, 1)]);
+        planner.send(&[&in_phase(job("restarts", nodes, 1), Phase::Restarting, 1)]);
         let Decision::Placed(placed) = planner.place(&uid("restarts"), 2, at(100)) else {
             panic!("it fits")
         };
@@ -255,7 +255,7 @@ fn a_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
         let mut planner = planner(&["a", "b"]);
         let mut older = job("older", 2, -1_000_000);
         change(&mut older);
-        planner.tell(&[&older, &job("younger", 2, 2)]);
+        planner.send(&[&older, &job("younger", 2, 2)]);
         assert_eq!(planner.nodes_for("younger"), ["a", "b"]);
     }
 }
@@ -268,7 +268,7 @@ fn of_class(mut job: ViTTrainingJob, class: &str) -> ViTTrainingJob {
 #[test]
 fn a_job_of_higher_priority_comes_first_once_its_class_exists() {
     let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&job("older", 2, 1), &of_class(job("urgent", 2, 2), "high")]);
+    planner.send(&[&job("older", 2, 1), &of_class(job("urgent", 2, 2), "high")]);
     let missing = Waiting::NoPriorityClass("high".into());
     assert_eq!(planner.ask("urgent"), Decision::Waits(missing));
     let class = fixtures::priority_class("high", 1000, false);
@@ -282,7 +282,7 @@ fn the_default_class_holds_where_none_is_named() {
     let mut planner = planner(&["a", "b"]);
     planner.follow_classes(&Event::Apply(fixtures::priority_class("low", -1, false)));
     planner.follow_classes(&Event::Apply(fixtures::priority_class("usual", -2, true)));
-    planner.tell(&[&job("older", 2, 1), &of_class(job("low", 2, 2), "low")]);
+    planner.send(&[&job("older", 2, 1), &of_class(job("low", 2, 2), "low")]);
     assert_eq!(planner.nodes_for("older"), [""; 0]);
 }
 
@@ -291,7 +291,7 @@ fn a_refused_job_that_was_mended_waits_like_any_other() {
     let mut planner = planner(&["a", "b"]);
     let mut mended = job("mended", 2, 1);
     mended.status = fixtures::refused().status;
-    planner.tell(&[&mended]);
+    planner.send(&[&mended]);
     assert_eq!(planner.nodes_for("mended"), ["a", "b"]);
 }
 
@@ -299,14 +299,14 @@ fn a_refused_job_that_was_mended_waits_like_any_other() {
 fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come_free() {
     let mut planner = planner(&["a", "b"]);
     let running = running_on(job("running", 1, -5), &["b"]);
-    planner.tell(&[&running, &job("large", 2, 0), &job("small", 1, 1)]);
+    planner.send(&[&running, &job("large", 2, 0), &job("small", 1, 1)]);
     let late = at(0) + PATIENCE;
     let early = late - jiff::SignedDuration::from_secs(1);
     let place = |planner: &mut Planner, name: &str, now| planner.place(&uid(name), 1, now);
     assert!(matches!(place(&mut planner, "large", early), Decision::Waits(_)));
     assert!(matches!(place(&mut planner, "small", early), Decision::Placed(_)));
     planner.release(&uid("small"), 1);
-    // Nothing changes from here on but the time.
+    // From here on only time passes.
     assert!(matches!(place(&mut planner, "large", early), Decision::Waits(_)));
     let queue = |planner: &mut Planner, name: &str| match place(planner, name, late) {
         Decision::Waits(Waiting::NoFit { queue, .. }) => queue,
@@ -317,11 +317,11 @@ fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come
     assert_eq!(small.held_back_for.as_deref(), Some("research/large"));
     assert_eq!(queue(&mut planner, "large").reserved_nodes, 2);
     let over = in_phase(running, Phase::Succeeded, 1);
-    planner.tell(&[&over]);
+    planner.send(&[&over]);
     assert!(
         matches!(place(&mut planner, "large", late), Decision::Placed(placed) if placed.nodes == ["a", "b"])
     );
-    // Nobody waits for what is not there.
+    // Nobody waits for nodes that do not exist.
     planner.release(&uid("large"), 1);
     planner.follow_nodes(&Event::Delete(fixtures::node("b", "Tesla-T4", 1)));
     assert!(matches!(place(&mut planner, "small", late), Decision::Placed(_)));
@@ -330,16 +330,16 @@ fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come
 #[test]
 fn one_pass_serves_all_rounds_until_something_changes() {
     let mut planner = planner(&["a", "b", "c"]);
-    planner.tell(&[&job("first", 1, 1), &job("second", 1, 2), &job("large", 4, 3)]);
+    planner.send(&[&job("first", 1, 1), &job("second", 1, 2), &job("large", 4, 3)]);
     assert_eq!(planner.nodes_for("second"), ["b"]);
     let first = planner.pass.last().cloned();
-    planner.tell(&[&job("third", 1, 4)]);
+    planner.send(&[&job("third", 1, 4)]);
     assert!(!planner.is_stale, "a job at the end continues the pass");
     assert_eq!(planner.nodes_for("third"), ["c"]);
     assert_ne!(planner.pass.last().cloned(), first);
-    // Its pods appear where they were promised: nothing has changed for others.
+    // Its pods appear on the promised nodes: nothing has changed for others.
     assert_eq!(planner.nodes_for("first"), ["a"]);
-    planner.tell(&[&on_nodes(job("first", 1, 1), Phase::Starting, 1, &["a"])]);
+    planner.send(&[&on_nodes(job("first", 1, 1), Phase::Starting, 1, &["a"])]);
     assert!(!planner.is_stale);
     assert!(!planner.cluster.catch_up());
     planner.add_nodes(&["d"], "Tesla-T4");
@@ -349,18 +349,18 @@ fn one_pass_serves_all_rounds_until_something_changes() {
 #[test]
 fn an_elastic_job_takes_the_greatest_of_its_sizes_that_fits() {
     let mut planner = planner(&["a", "b", "c"]);
-    planner.tell(&[&elastic("elastic", 1, 2, 4)]);
+    planner.send(&[&elastic("elastic", 1, 2, 4)]);
     // Three nodes cannot share its 32 images evenly.
     assert_eq!(planner.nodes_for("elastic"), ["a", "b"]);
     planner.release_open(&uid("elastic"), 0);
     planner.add_nodes(&["d"], "Tesla-T4");
     assert_eq!(planner.nodes_for("elastic").len(), 4);
-    planner.tell(&[&job("fixed", 1, 1)]);
+    planner.send(&[&job("fixed", 1, 1)]);
     let Decision::Waits(Waiting::NoFit { why, .. }) = planner.ask("fixed") else {
         panic!("a node was given twice");
     };
     assert!(
-        why.message.starts_with("needs 1 x 1 like nvidia.com/gpu"),
+        why.message.starts_with("needs 1 x 1 identical nvidia.com/gpu"),
         "{why:?}"
     );
 }
@@ -376,7 +376,7 @@ fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
     };
     for (is_avoided, expected) in [(true, &["a", "c"][..]), (false, &nodes)] {
         let mut planner = planner(&nodes);
-        planner.tell(&[&slow_on_b(is_avoided)]);
+        planner.send(&[&slow_on_b(is_avoided)]);
         assert_eq!(planner.nodes_for("elastic"), expected);
     }
 
@@ -387,7 +387,7 @@ fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
         avoided_until: Time(at(3600)),
     }];
     let mut planner = planner(&nodes);
-    planner.tell(&[&small]);
+    planner.send(&[&small]);
     assert_eq!(planner.growth(&uid("elastic"), at(100)), None);
     planner.add_nodes(&["e"], "Tesla-T4");
     assert_eq!(planner.growth(&uid("elastic"), at(100)), Some(4));
@@ -404,14 +404,14 @@ fn like_gpus_with_a_node_where_the_job_failed_are_better_than_a_mix_without() {
         status(&mut job).failed_nodes = vec![fixtures::failed_node(node, Some(3600))];
         job
     };
-    planner.tell(&[&failed_on("h1", Homogeneity::Preferred)]);
+    planner.send(&[&failed_on("h1", Homogeneity::Preferred)]);
     assert_eq!(
         planner.nodes_for("picky"),
         ["t1", "t2"],
-        "like GPUs without that node"
+        "identical GPUs without that node"
     );
     let busy = running_on(job("busy", 1, 0), &["t1"]);
-    planner.tell(&[&busy, &failed_on("h1", Homogeneity::Preferred)]);
+    planner.send(&[&busy, &failed_on("h1", Homogeneity::Preferred)]);
     let nodes = planner.place(&uid("picky"), 2, at(100));
     let Decision::Placed(placement) = nodes else {
         panic!("{nodes:?}")
@@ -423,25 +423,25 @@ fn like_gpus_with_a_node_where_the_job_failed_are_better_than_a_mix_without() {
 fn an_elastic_gang_may_grow_onto_free_nodes_that_no_waiting_job_could_use() {
     let mut planner = planner(&["a", "b", "c"]);
     let small = running_on(elastic("elastic", 1, 2, 4), &["a"]);
-    planner.tell(&[&small]);
+    planner.send(&[&small]);
     let growth = |planner: &mut Planner| planner.growth(&uid("elastic"), at(100));
     assert_eq!(growth(&mut planner), Some(2));
-    // A question promises nothing, and can be asked again.
+    // A query promises nothing, and can be repeated.
     assert_eq!((planner.used("a"), planner.used("b")), (1, 0));
     planner.add_nodes(&["d"], "Tesla-T4");
     assert_eq!(growth(&mut planner), Some(4));
-    // It waits for all four nodes, and will have them once the gang has ended.
+    // It waits for all four nodes, which it will get after the gang has ended.
     let waiting = job("waiting", 4, 1);
-    planner.tell(&[&waiting]);
+    planner.send(&[&waiting]);
     assert_eq!(growth(&mut planner), None);
     planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(waiting))));
-    planner.tell(&[&job("hopeless", 5, 1)]);
+    planner.send(&[&job("hopeless", 5, 1)]);
     assert_eq!(
         growth(&mut planner),
         Some(4),
         "whatever ends, that one never fits"
     );
-    planner.tell(&[&running_on(elastic("elastic", 1, 2, 4), &["a", "b", "c", "d"])]);
+    planner.send(&[&running_on(elastic("elastic", 1, 2, 4), &["a", "b", "c", "d"])]);
     assert_eq!(growth(&mut planner), None);
 }
 
@@ -449,7 +449,7 @@ fn an_elastic_gang_may_grow_onto_free_nodes_that_no_waiting_job_could_use() {
 fn only_an_elastic_gang_that_runs_may_grow() {
     let mut planner = planner(&["a", "b", "c"]);
     let starting = on_nodes(elastic("starting", 1, 2, 2), Phase::Starting, 1, &["a"]);
-    planner.tell(&[&starting, &running_on(job("fixed", 1, 0), &["b"])]);
+    planner.send(&[&starting, &running_on(job("fixed", 1, 0), &["b"])]);
     for name in ["starting", "fixed", "unknown"] {
         assert_eq!(planner.growth(&uid(name), at(100)), None, "{name}");
     }
@@ -460,7 +460,7 @@ fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
     let mut planner = planner(&["a", "b", "c"]);
     let starts = running_on(job("starts", 1, 0), &["a"]);
     let (waits, later) = (job("waits", 3, 1), job("later", 2, 2));
-    planner.tell(&[&starts, &waits, &later]);
+    planner.send(&[&starts, &waits, &later]);
     assert!(planner.nodes_for("waits").is_empty());
     let unreadable = |job: &ViTTrainingJob| {
         let error = serde_json::json!({"metadata": job.metadata, "spec": "of another version"});
@@ -472,11 +472,11 @@ fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
     assert!(planner.follow_jobs(&unreadable(&waits)), "others may go ahead");
     assert_eq!(planner.nodes_for("later"), ["b", "c"]);
     planner.follow_jobs(&event(&in_phase(job("starts", 1, 0), Phase::Succeeded, 1)));
-    planner.tell(&[&job("last", 1, 3)]);
+    planner.send(&[&job("last", 1, 3)]);
     assert_eq!(planner.nodes_for("last"), ["a"]);
 }
 
-/// A job that has failed on a node, and waits for more nodes than there are.
+/// A job that has failed on a node, and waits for more nodes than exist.
 fn failed_on(name: &str, node: &str) -> ViTTrainingJob {
     let mut job = in_phase(job(name, 100, 0), Phase::Pending, 1);
     status(&mut job).failed_nodes = vec![fixtures::failed_node(node, Some(3600))];
@@ -488,7 +488,7 @@ fn jobs_that_avoid_different_nodes_share_a_view() {
     let nodes = ["a", "b", "c", "d"];
     let mut planner = planner(&nodes);
     for node in nodes {
-        planner.tell(&[&failed_on(&format!("failed-on-{node}"), node)]);
+        planner.send(&[&failed_on(&format!("failed-on-{node}"), node)]);
     }
     for node in nodes {
         let Decision::Waits(Waiting::NoFit { .. }) = planner.ask(&format!("failed-on-{node}")) else {
@@ -505,13 +505,13 @@ fn a_shape_that_many_jobs_have_keeps_its_view() {
         let mut other = job(&format!("other-{index}"), 100, 2 * index);
         other.spec.placement.exclude_nodes = vec![format!("unknown-{index}")];
         let common = job(&format!("common-{index}"), 100, 2 * index + 1);
-        planner.tell(&[&other, &common]);
+        planner.send(&[&other, &common]);
     }
     assert_eq!(planner.nodes_for("common-39"), [""; 0]);
     assert_eq!(planner.cluster.views_made, 41);
 }
 
-/// Whether other tasks run on the only thread of a runtime while a task does this.
+/// Whether other tasks run on the only thread of a runtime during this.
 async fn leaves_the_thread(work: impl FnOnce() + Send + 'static) -> bool {
     let (begins, has_begun) = tokio::sync::oneshot::channel();
     let working = tokio::spawn(async move {
@@ -538,7 +538,7 @@ async fn whoever_waits_for_the_planner_or_has_a_pass_made_leaves_the_thread_to_o
     std::thread::spawn(move || {
         let _guard = holder.lock();
         locked.send(()).expect("heard");
-        // Until the test lets go, or fails.
+        // Until the test releases it, or fails.
         released.recv().unwrap_or_default();
     });
     is_locked.recv().expect("locked");

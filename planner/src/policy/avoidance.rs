@@ -1,5 +1,5 @@
-//! What a gang avoids if it fits otherwise: nodes where the job failed or one of its ranks was slow, and for an elastic gang GPUs
-//! of another group.
+//! What a gang avoids if it fits elsewhere: nodes where the job failed or a rank was slow, and for
+//! an elastic gang GPUs of another group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crds::status::ViTTrainingJobStatus;
 
 use super::request::{Avoidance, GangRequest, Shape};
 
-/// The shapes to try before the job's own, in this order: without all avoided nodes, then with those on which it was only slow.
-/// The job's own comes last: a job does not wait because of a node that it merely avoids.
+/// The shapes to try before the job's own, in order: without any avoided node, then with nodes on
+/// which it was only slow. The job's own comes last: avoided nodes never make a job wait.
 ///
-/// An elastic gang, which fits nearly everywhere in some size, tries the group of its last GPUs first: more GPUs of a slower
-/// group may be slower.
+/// An elastic gang fits nearly everywhere in some size, so it tries the group of its last GPUs
+/// first: more GPUs of a slower group may be slower.
 pub(crate) fn preferred_shapes(
     job: &ValidatedJob,
     status: &ViTTrainingJobStatus,
@@ -79,7 +79,7 @@ mod tests {
     use crate::fixtures;
     use crate::policy::placement::place;
 
-    /// Of a job whose gang of two was slow on `a` and failed on `b`.
+    /// The shapes of a job whose gang of two was slow on `a` and failed on `b`.
     fn shapes(exclude_stragglers: bool, exclude_failed_nodes: bool) -> Vec<Arc<Shape>> {
         let mut job = fixtures::job();
         job.spec.failure_policy.exclude_stragglers = exclude_stragglers;
@@ -122,7 +122,7 @@ mod tests {
         let refused = place(&request, &inventory).expect_err("does not fit");
         assert_eq!(
             refused.message,
-            "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, \
+            "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, \
              1 node where attempts of this job failed (b), 1 node where a rank of this job was slow (a)"
         );
     }

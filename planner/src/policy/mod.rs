@@ -1,4 +1,4 @@
-//! Decisions about places, one file a policy: pure functions over facts.
+//! Placement decisions as pure functions of facts, one file per policy.
 
 pub mod avoidance;
 pub mod node_fit;

@@ -1,4 +1,4 @@
-//! Whether a node can take a pod of a gang, why not, and to which group its GPUs belong.
+//! Whether a node fits a pod of a gang, why not, and the group of its GPUs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,18 +12,18 @@ use crate::facts::gpu_labels::GpuLabels;
 use crate::facts::inventory::{NodeFacts, NodeHealth};
 use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
 
-/// Defines [`Refusal`] from its variants and their words.
+/// Defines [`Refusal`] from its variants and their texts.
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident => $words:literal,)+) => {
-        /// Why a node cannot take a pod of the gang, in the order in which reasons are checked and listed.
-        /// `status.placement.rejected` has its [`Display`](fmt::Display).
+        /// Why a node does not fit a pod of the gang, in the order of checks and lists.
+        /// `status.placement.rejected` shows its [`Display`](fmt::Display).
         #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
         pub enum Refusal {
             $($(#[$doc])* $name,)+
         }
 
         impl Refusal {
-            /// All of them, in order.
+            /// All reasons, in order.
             pub const ALL: [Self; [$(Self::$name,)+].len()] = [$(Self::$name,)+];
         }
 
@@ -51,13 +51,13 @@ refusals! {
     /// It lacks the label of `placement.topology.required`.
     NoTopologyLabel => "without the label of placement.topology.required",
     /// No label names the product of its GPUs.
-    NoProductLabel => "without a label that tells the GPU product",
+    NoProductLabel => "without a label that names the GPU product",
     /// An elastic gang had GPUs of another group, and fits there.
     OtherGpus => "with other GPUs than the gang had",
     /// Its GPUs are not in `placement.gpu.products`.
     OtherProduct => "not in placement.gpu.products",
     /// The job has a minimum of GPU memory, and no label has that of these GPUs.
-    MemoryUnknown => "without a label that tells GPU memory, which placement.gpu asks for",
+    MemoryUnknown => "without a label with the GPU memory, which placement.gpu asks for",
     /// Its GPUs have less memory than the job requires.
     TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
     /// Its GPUs are shared or partitioned.
@@ -82,7 +82,7 @@ refusals! {
     NoMemory => "with too little free memory",
     /// Too little ephemeral storage is free.
     NoStorage => "with too little free ephemeral-storage",
-    /// It has as many pods as it takes.
+    /// It has its maximum of pods.
     NoPodSlot => "with no room for another pod",
     /// Another pod uses ports that a gang with `workers.hostNetwork` needs.
     HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
@@ -100,7 +100,7 @@ pub(crate) fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
         .unwrap_or_default()
 }
 
-/// The group of a node's GPUs; `None` if it has none of that resource. The product is empty if no label names it.
+/// The group of a node's GPUs, if it has any. The product is empty if no label names it.
 pub fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
     let capacity = gpus(node, shape).capacity;
     let gpu_labels = node.labels.gpus();
@@ -136,27 +136,27 @@ pub fn is_of(group: &GpuGroup, node: &NodeFacts, shape: &Shape) -> bool {
         && group.labels.iter().all(|(key, value)| label(key) == value)
 }
 
-/// Whether a node can take a pod of a gang.
+/// Whether a node fits a pod of a gang.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It can.
+    /// It fits.
     Fits {
         /// Free GPUs.
         free: i64,
     },
-    /// It can once other gangs, on it or with a reservation, have ended.
+    /// It fits once other gangs, on it or with a reservation, have ended.
     Busy {
         /// Why not now.
         refusal: Refusal,
         /// Free GPUs.
         free: i64,
     },
-    /// It cannot, even after other gangs have ended.
+    /// It does not fit, even after other gangs have ended.
     Refused(Refusal),
 }
 
 impl Verdict {
-    /// Why it cannot now.
+    /// Why it does not fit now.
     pub fn refusal(self) -> Option<Refusal> {
         match self {
             Self::Fits { .. } => None,
@@ -165,7 +165,7 @@ impl Verdict {
     }
 }
 
-/// The verdict on a node that has some of the resource.
+/// The verdict on a node with some of the resource.
 pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     let gpus = gpus(node, shape);
     if let Some(refusal) = unsuitable(name, node, gpus, shape) {
@@ -185,13 +185,13 @@ pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     }
 }
 
-/// Why a node cannot take a pod of the gang now, reservations aside.
+/// Why a node does not fit a pod of the gang now, ignoring reservations.
 pub fn refusal(name: &str, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
     let gpus = gpus(node, shape);
     unsuitable(name, node, gpus, shape).or_else(|| occupied(node, gpus, shape, Amount::free))
 }
 
-/// Why a node cannot take a pod of the gang even if nothing on it were in use.
+/// Why a node would not fit a pod of the gang even if it were empty.
 fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Option<Refusal> {
     let rules = &shape.rules;
     let labels = node.labels.values();
@@ -250,11 +250,11 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
     })
 }
 
-/// Why a node has too little, given what counts as free.
+/// Which resource of a node is too small, given what counts as free.
 fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i64) -> Option<Refusal> {
     let lacks = |resource: &str| {
         let asked = shape.requests.get(resource).copied().unwrap_or(0);
-        // Nodes always report these. If a virtual node does not, kube-scheduler decides.
+        // Nodes report these, except some virtual ones, for which kube-scheduler decides.
         let amount = node.resources.get(resource).filter(|amount| amount.capacity > 0);
         asked > 0 && amount.is_some_and(|amount| free(*amount) < asked)
     };
@@ -280,7 +280,7 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     .or_else(|| lacks_other(node, shape, free).then_some(Refusal::NoOtherResource))
 }
 
-/// Whether a node has too little of a resource other than GPUs and those that every node has.
+/// Whether a node has too little of a resource other than GPUs and the common ones.
 fn lacks_other(node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
     let is_checked =
         |resource: &str| [CPU, MEMORY, STORAGE, PODS, HOST_PORTS, &shape.gpu_resource].contains(&resource);
@@ -298,7 +298,7 @@ fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, Strin
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether several pods may get the same GPU, or a part of it: time slices, MPS, MIG.
+/// Whether pods may share a GPU or get a part of it: time slicing, MPS, MIG.
 fn is_shared(gpu_labels: &GpuLabels, gpu_resource: &str) -> bool {
     gpu_labels.is_shared
         || gpu_resource.ends_with(".shared")
@@ -307,8 +307,8 @@ fn is_shared(gpu_labels: &GpuLabels, gpu_resource: &str) -> bool {
             .is_some_and(|(_, name)| name.starts_with("mig-"))
 }
 
-/// Whether a node has GPUs of two models: the labels of NVIDIA's discovery describe one of them, and its count falls short of the
-/// capacity.
+/// Whether a node has GPUs of two models: the labels of NVIDIA's discovery describe one, and its
+/// count differs from the capacity.
 fn is_mixed(gpu_labels: &GpuLabels, capacity: i64, gpu_resource: &str) -> bool {
     gpu_resource == "nvidia.com/gpu" && gpu_labels.nvidia_count.is_some_and(|count| count != capacity)
 }

@@ -1,5 +1,5 @@
-//! Which nodes a gang gets: close to one another, with GPUs of one group (or of several, if the job allows it), or none. A pure
-//! function of the inventory, which a [`View`] sorts for one shape.
+//! Chooses a gang's nodes: close to one another, with GPUs of one group (or of several, if the job
+//! allows it). A pure function of the inventory, which a [`View`] sorts for one shape.
 
 mod explain;
 mod view;
@@ -14,10 +14,10 @@ use crate::facts::inventory::Inventory;
 pub(crate) use explain::Reasons;
 pub(crate) use view::{Claim, View};
 
-/// The nodes of a gang, and why it does not get others.
+/// The nodes of a gang, and why other groups were rejected.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Placement {
-    /// The GPUs that it gets.
+    /// Its GPUs.
     pub gpus: Gpus,
     /// Node names by node rank.
     pub nodes: Vec<String>,
@@ -40,7 +40,7 @@ impl Choice {
     /// The placement, with the reasons against other groups.
     pub(crate) fn explained(&self, request: &GangRequest, reasons: &Reasons) -> Placement {
         let chosen: BTreeSet<&GpuGroup> = match &self.gpus {
-            Gpus::Like(group) => BTreeSet::from([group]),
+            Gpus::Identical(group) => BTreeSet::from([group]),
             Gpus::Mixed(groups) => groups.keys().collect(),
         };
         Placement {
@@ -56,7 +56,7 @@ impl Choice {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Gpus {
     /// All of one group.
-    Like(GpuGroup),
+    Identical(GpuGroup),
     /// Of several groups, with the number of nodes of each.
     Mixed(BTreeMap<GpuGroup, usize>),
 }

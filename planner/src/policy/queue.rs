@@ -1,9 +1,9 @@
-//! In which order jobs get GPUs, and how long one that does not fit lets others go ahead.
+//! The order in which jobs get GPUs, and how long a job that does not fit lets others pass.
 //!
-//! Jobs are planned by priority, then first come, first served. A job that does not fit lets later ones go ahead
-//! (backfilling), for [`PATIENCE`]. Then nodes are reserved for it: as many as it needs, in the group that lacks the fewest,
-//! free nodes and those closest to becoming free. Later jobs do not get them, so it starts once the gangs on them have ended.
-//! A job that fits no group even then reserves nothing.
+//! Jobs are planned by priority, then first come, first served. A job that does not fit lets later
+//! ones pass (backfilling), for [`PATIENCE`]. Then nodes are reserved for it: as many as it needs,
+//! in the group that lacks the fewest, free nodes and those closest to becoming free. Later jobs do
+//! not get them, so it starts once their gangs have ended. A job that never fits reserves nothing.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::request::{GangRequest, Shape};
 
-/// How long later jobs may take nodes that a waiting job could use: long enough to use what becomes free for short jobs.
+/// How long later jobs may take nodes that a waiting job could use: long enough for short jobs.
 pub(crate) const PATIENCE: SignedDuration = SignedDuration::from_mins(15);
 
-/// The place of a job in the order in which jobs get GPUs: the smallest comes first.
+/// The sort key of jobs: the smallest gets GPUs first.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Order {
     pub(crate) priority: Reverse<i32>,
@@ -29,11 +29,11 @@ pub(crate) struct Order {
 pub(crate) struct Waiter {
     pub(crate) order: Order,
     pub(crate) request: GangRequest,
-    /// Shapes to try before that of the request, in this order.
+    /// Shapes to try before that of the request, in order.
     pub(crate) preferred_shapes: Vec<Arc<Shape>>,
-    /// Since when it has been waiting; `None` before a job that restarts or resumes was found not to fit.
+    /// When it began to wait; `None` before a restarting or resuming job was found not to fit.
     pub(crate) since: Option<Timestamp>,
-    /// The nodes of the gang that is being replaced, which it keeps at least.
+    /// The nodes of the gang being replaced, which the pass holds for it.
     pub(crate) previous_nodes: Vec<String>,
 }
 
@@ -44,14 +44,14 @@ pub struct QueueStatus {
     pub position: usize,
     /// Jobs that do not fit now.
     pub waiting: usize,
-    /// Nodes that are reserved for it.
+    /// Nodes reserved for it.
     pub reserved_nodes: usize,
-    /// Another job, for which a node is reserved that fits this one.
+    /// Another job with a reservation of a node that fits this one.
     pub held_back_for: Option<String>,
 }
 
 impl QueueStatus {
-    /// The reason why the job does not fit, with its place in the queue.
+    /// Adds the job's place in the queue to the reason why it does not fit.
     pub fn added_to(&self, why: &str) -> String {
         let mut words = why.to_owned();
         if self.reserved_nodes > 0 {

@@ -1,4 +1,4 @@
-//! What a gang asks for.
+//! A gang's request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use k8s_openapi::api::core::v1::Toleration;
 
 use crate::facts::resources::{self, HOST_PORTS, PODS, Requests};
 
-/// What a gang asks for.
+/// A gang's request for nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GangRequest {
-    /// Pods, each on a node of its own; for an elastic gang the minimum.
+    /// Number of pods, each on a separate node; for an elastic gang the minimum.
     pub nodes: usize,
-    /// The larger sizes of an elastic gang, the largest first.
+    /// The larger sizes of an elastic gang, largest first.
     pub larger: Vec<usize>,
-    /// What each pod requests.
+    /// The request of each pod.
     pub shape: Arc<Shape>,
 }
 
 impl GangRequest {
-    /// The sizes above `nodes`, in a shape; `None` if there are none.
+    /// The sizes above `nodes`, with this shape; `None` if there are none.
     pub fn larger_than(&self, nodes: usize, shape: &Arc<Shape>) -> Option<Self> {
         let mut larger: Vec<usize> = self.larger.iter().copied().filter(|more| *more > nodes).collect();
         Some(Self {
@@ -42,12 +42,13 @@ impl GangRequest {
     }
 }
 
-/// What each pod of a gang requests. The same nodes fit gangs of one shape.
+/// The request of each pod of a gang. The same nodes fit all gangs of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
     /// GPUs of each pod.
     pub gpus_per_node: i64,
-    /// Neighbouring nodes whose ranks compute a model together; 0 or 1 where they are on one node, or share nodes with others.
+    /// Neighboring nodes whose ranks compute a model together; 0 or 1 if they are on one node or
+    /// share nodes with others.
     pub together: usize,
     /// The extended resource of the GPUs.
     pub gpu_resource: String,
@@ -97,7 +98,7 @@ impl From<&ValidatedJob> for GangRequest {
     }
 }
 
-/// Nodes of ranks that compute a model together.
+/// Number of nodes whose ranks compute a model together.
 fn nodes_together(job: &ValidatedJob) -> usize {
     let parallelism = &job.run_config.parallelism;
     let (ranks, per_node) = (parallelism.sequence * parallelism.tensor, job.gpus_per_node());
@@ -121,7 +122,7 @@ impl Shape {
     }
 
     /// Whether another differs at most in the avoided nodes.
-    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_but_avoided(&self, other: &Self) -> bool {
         let Self {
             gpus_per_node,
             together,

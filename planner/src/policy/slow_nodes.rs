@@ -1,4 +1,4 @@
-//! Nodes on which ranks of a job stayed slow, remembered for its later gangs.
+//! Remembers nodes on which ranks of a job stayed slow, for its later gangs.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use crds::status::{SlowNodeStatus, StragglerStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// For how long. Nodes recover, and of an unused one nothing is measured.
+/// How long a node is remembered. Nodes recover, and an unused one is not measured.
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
-/// Most nodes to remember, the latest ones: a status has to stay small.
+/// Most nodes to remember, the latest ones, to keep the status small.
 const MOST_NODES: usize = 16;
 
 /// The remembered nodes after a gang with these stragglers was replaced, by name.
@@ -17,7 +17,7 @@ pub fn after(
     stragglers: &[StragglerStatus],
     now: Timestamp,
 ) -> Vec<SlowNodeStatus> {
-    let found = of_stragglers(stragglers);
+    let found = slowdown_by_node(stragglers);
     let mut nodes = remembered(known, now);
     nodes.retain(|node| !found.contains_key(&node.node));
     nodes.extend(found.into_iter().map(|(node, slowdown)| SlowNodeStatus {
@@ -31,14 +31,14 @@ pub fn after(
     nodes
 }
 
-/// Those of them that are still remembered.
+/// The nodes that are still remembered.
 pub fn remembered(known: &[SlowNodeStatus], now: Timestamp) -> Vec<SlowNodeStatus> {
     let is_fresh = |node: &&SlowNodeStatus| node.avoided_until.0 > now;
     known.iter().filter(is_fresh).cloned().collect()
 }
 
-/// The slowest rank of each node.
-fn of_stragglers(stragglers: &[StragglerStatus]) -> BTreeMap<String, f64> {
+/// The slowdown of the slowest rank on each node.
+fn slowdown_by_node(stragglers: &[StragglerStatus]) -> BTreeMap<String, f64> {
     let mut slowdowns = BTreeMap::new();
     for straggler in stragglers {
         if let Some(node) = &straggler.node {

@@ -1,4 +1,4 @@
-//! Which of the fitting nodes a gang gets: those close to one another, by labels that name parts of the cluster.
+//! Chooses fitting nodes close to one another, by labels that name parts of the cluster.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crds::status::{GpuGroup, TopologySpread};
 
-/// A node that can take a pod of the gang.
+/// A node that fits a pod of the gang.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit<'a> {
     /// Free GPUs.
@@ -16,7 +16,7 @@ pub(crate) struct Fit<'a> {
     pub(crate) labels: &'a BTreeMap<String, String>,
 }
 
-/// What divides nodes into domains.
+/// A criterion that divides nodes into domains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Key<'a> {
     /// The kind of GPUs.
@@ -25,7 +25,7 @@ pub(crate) enum Key<'a> {
     Label(&'a str),
 }
 
-/// One value of a key. Nodes without the label come last: their location is unknown.
+/// One value of a key. Nodes without the label come last, because their location is unknown.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Domain<'a> {
     Group(&'a GpuGroup),
@@ -61,9 +61,10 @@ pub(crate) fn largest_domain(fits: &[Fit<'_>], label: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// Chooses `count` nodes, in order of ranks: with one value of the label `required`, if given, and spread over as few domains of
-/// `keys` as possible, which go from the widest to the closest. Of a domain that has too few it takes a multiple of `together`
-/// where it can, so that neighbours of which each so many compute a model together are in one. `None` if there are too few.
+/// Chooses `count` nodes, in order of ranks, with one value of the label `required`, if given, and
+/// spread over as few domains of `keys` as possible. `keys` go from the widest to the closest. From
+/// a domain with too few nodes it takes a multiple of `together` if possible, so that nodes that
+/// compute a model together are in one domain. `None` if there are too few nodes.
 pub(crate) fn choose<'a>(
     fits: &[Fit<'a>],
     count: usize,
@@ -88,7 +89,7 @@ pub(crate) fn choose<'a>(
     Some(chosen)
 }
 
-/// Chooses `count` of at least as many nodes, of which each `together` belong together.
+/// Chooses `count` of at least as many nodes, in groups of `together`.
 fn pack<'a>(mut fits: Vec<Fit<'a>>, (count, together): (usize, usize), keys: &[Key<'_>]) -> Vec<Fit<'a>> {
     let Some((widest, closer)) = keys.split_first() else {
         fits.sort_unstable_by_key(|fit| (fit.free, fit.name));
@@ -103,7 +104,7 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, (count, together): (usize, usize), keys: &[K
             taken.extend(last);
             return taken;
         }
-        // No domain has all that is missing: take all of the largest, for few domains in total.
+        // No domain has all missing nodes: take all of the largest, for few domains in total.
         let whole = |nodes: usize| nodes - nodes % together;
         let largest = domains
             .iter()
@@ -132,8 +133,8 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, (count, together): (usize, usize), keys: &[K
     }
 }
 
-/// Chooses `count` nodes of one domain: the one in which they are spread over the fewest closer domains, then the one that leaves
-/// the fewest nodes over.
+/// Chooses `count` nodes of one domain: the one that spreads them over the fewest closer domains,
+/// then the one with the fewest leftover nodes.
 fn tightest<'a>(
     domains: &BTreeMap<Domain<'a>, Vec<Fit<'a>>>,
     (count, together): (usize, usize),
@@ -151,7 +152,7 @@ fn tightest<'a>(
         .map(|(_, packed)| packed)
 }
 
-/// The number of domains of nodes. Each node with an unknown one counts as a domain.
+/// The number of domains of nodes. Each node of an unknown domain counts as one.
 fn domains_of(fits: &[Fit<'_>], key: Key<'_>) -> usize {
     let domains: BTreeSet<Domain<'_>> = fits.iter().map(|fit| domain_of(fit, key)).collect();
     let unknown = fits

@@ -90,7 +90,7 @@ fn a_priority_class_that_is_missing_is_named_in_the_command() {
     let mut waits = job(saying(
         "Pending",
         "Placed False PriorityClassNotFound",
-        "there is no such PriorityClass",
+        "no such PriorityClass exists",
     ));
     waits.spec.workers.priority_class_name = Some("urgent".into());
     let why = explained(&waits);
@@ -105,7 +105,7 @@ fn a_missing_resource_is_explained() {
     let mut status = saying(
         "Pending",
         "Placed False NoFittingGroup",
-        "needs 2 x 1 like nvidia.com/gpu: no node has nvidia.com/gpu",
+        "needs 2 x 1 identical nvidia.com/gpu: no node has nvidia.com/gpu",
     );
     status["placement"] = json!({});
     let text = shown(&job(status));
@@ -148,15 +148,15 @@ fn a_reason_of_a_newer_operator_is_passed_on() {
 fn of_a_message_with_groups_the_rest_is_kept() {
     let of = |message: &str| beside_groups(message).expect("has groups");
     assert_eq!(
-        of("needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 2 nodes cordoned (a, b)"),
-        "needs 4 x 1 like nvidia.com/gpu"
+        of("needs 4 x 1 identical nvidia.com/gpu: A has 1 node with 1 free; B has 2 nodes cordoned (a, b)"),
+        "needs 4 x 1 identical nvidia.com/gpu"
     );
     assert_eq!(
         of(
-            "needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are reserved for it; \
+            "needs 4 x 1 identical nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are reserved for it; \
             held back for x/y (2nd of 3 waiting)"
         ),
-        "needs 4 x 1 like nvidia.com/gpu; 8 nodes are reserved for it; held back for x/y (2nd of 3 waiting)"
+        "needs 4 x 1 identical nvidia.com/gpu; 8 nodes are reserved for it; held back for x/y (2nd of 3 waiting)"
     );
     assert_eq!(
         of(

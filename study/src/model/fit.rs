@@ -1,30 +1,30 @@
-//! Least squares with coefficients that are not negative: times add up, none is given back.
+//! Non-negative least squares: times only add up.
 
 use nalgebra::{DMatrix, DVector};
 
-/// What a sum of features is to be.
+/// An equation: features and the value of their weighted sum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row<const FEATURES: usize> {
     pub(super) features: [f64; FEATURES],
     pub(super) value: f64,
-    /// An error counts as a share of this.
+    /// Errors are relative to this.
     pub(super) scale: f64,
 }
 
-/// Coefficients of features, none below 0, whose sums come closest to the rows' values; `None` without rows. Of features that
-/// the rows do not tell apart, the first one is used.
+/// Non-negative coefficients with the least squared error; `None` without rows. Of features that
+/// the rows do not separate, the first is used.
 pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64; FEATURES]> {
     let rows: Vec<_> = rows.iter().filter(|row| row.scale > 0.0).collect();
     if rows.is_empty() {
         return None;
     }
-    // Features have units of their own, such as bytes: shares of their largest value are compared.
+    // Features have different units, such as bytes: scale each by its largest value.
     let largest: [f64; FEATURES] = std::array::from_fn(|feature| {
         let values = rows.iter().map(|row| (row.features[feature] / row.scale).abs());
         let most = values.fold(0.0, f64::max);
         if most > 0.0 { most } else { 1.0 }
     });
-    // So few features that every choice of those that count can be tried.
+    // There are few enough features to try every subset.
     let choices = (1_usize..1 << FEATURES).filter_map(|choice| {
         let chosen: Vec<usize> = (0..FEATURES)
             .filter(|feature| choice >> feature & 1 == 1)
@@ -47,7 +47,7 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64;
             (error, all)
         })
     });
-    // A further feature must reduce the error by more than rounding does.
+    // Another subset must reduce the error by more than rounding.
     let best = choices.reduce(|best, next| if next.0 < best.0 - 1e-12 { next } else { best });
     best.map(|(_, coefficients)| coefficients)
 }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn nothing_is_negative_and_nothing_is_made_of_no_rows() {
-        // Falls with x: a slope would be negative.
+        // The values fall with x: a slope would be negative.
         let rows = [row([1.0, 1.0], 3.0), row([1.0, 2.0], 2.0), row([1.0, 3.0], 1.0)];
         let [constant, slope] = fit(&rows).expect("rows");
         assert!(
@@ -86,7 +86,7 @@ mod tests {
             "{constant} {slope}"
         );
         assert_eq!(fit::<2>(&[]), None);
-        // One row tells one feature.
+        // One row determines one feature.
         assert_eq!(fit(&[row([1.0, 2.0], 4.0)]).map(|found| found[0]), Some(4.0));
     }
 

@@ -1,20 +1,21 @@
-//! What a step costs on ranks and with batches that were not measured.
+//! Predicts step times for ranks and batches that were not measured.
 //!
-//! A step of N ranks with n images each is
+//! A step of N ranks with n images each is the sum of
 //!
 //! ```text
-//!   compute    c0 + c1 n + c2 n (m - 1)             fixed, an image, and an image for each other rank on the machine
-//!   straggler  s compute x(N)                       x(N): how far the slowest of N normal values lies above the mean
-//!   exposed    max(r T, T - w b)                    what computation does not hide of
-//!              T = a k log2(N) + B q 2 (N - 1)/N    latency of k all-reduces, time of their q bytes (a ring's share of them),
-//!                  + d (m - 1)                      and what other ranks on the machine delay
+//!   compute    c0 + c1 n + c2 n (m - 1)           fixed, per image, per image and other local rank
+//!   straggler  s compute x(N)                     x(N): expected maximum of N standard normals
+//!   exposed    max(r T, T - w b)                  the part of T that computation does not hide
+//!              T = a k log2(N) + B q 2 (N - 1)/N  latency of k all-reduces, ring of their q bytes,
+//!                  + d (m - 1)                    contention with other local ranks
 //! ```
-//! with m the ranks on a machine and b the images of a micro-batch, behind whose backward pass communication hides. A
-//! reduce-scatter and an all-gather count as half an all-reduce each. Where some are repeated for each micro-batch, they hide behind
-//! each backward pass, and b counts the images of all. The
-//! trainer's log has each part for itself, so each is fitted for itself, by its error as a share of the step and with no
-//! coefficient below 0. Where only whole steps are known, as of other trainers, `compute + a k log2(N) + B q 2 (N - 1)/N` is
-//! fitted to them.
+//! m is the number of ranks on a machine and b the images of a micro-batch, whose backward pass
+//! hides communication. A reduce-scatter and an all-gather count as half an all-reduce each. If
+//! collectives repeat for each micro-batch, each backward pass hides some, and b counts all images.
+//!
+//! The trainer's log has each part, so each is fitted separately, with non-negative coefficients,
+//! by its error relative to the step. If only whole steps are known, as from external trainers,
+//! `compute + a k log2(N) + B q 2 (N - 1)/N` is fitted to them.
 
 mod fit;
 mod normal;
@@ -29,32 +30,32 @@ use normal::expected_maximum;
 pub struct Sample {
     /// Number of ranks.
     pub ranks: u32,
-    /// Of those that share the machine whose times these are.
+    /// Ranks on the measured machine.
     pub ranks_on_machine: u32,
-    /// Images of a micro-batch.
+    /// Images per micro-batch.
     pub micro_batch: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub accumulation: u32,
     /// Seconds of a step.
     pub seconds: f64,
-    /// What they consist of, where that is known.
+    /// Its parts, if known.
     pub parts: Option<Parts>,
-    /// What a rank sends in it; of a single rank nothing.
+    /// A rank's traffic per step; ignored for a single rank.
     pub traffic: Traffic,
 }
 
-/// What a rank sends in a step.
+/// Collectives of a rank in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Traffic {
-    /// k: number of all-reduces; a reduce-scatter and an all-gather are half of one each.
+    /// k: number of all-reduces; a reduce-scatter and an all-gather count as half of one each.
     pub all_reduces: f64,
-    /// q: bytes of them.
+    /// q: their bytes.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// Where it is not known, communication is one unit of whatever it is.
+    /// Stands for unknown traffic.
     pub const UNIT: Self = Self {
         all_reduces: 1.0,
         bytes: 1.0,
@@ -65,35 +66,35 @@ impl Traffic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Parts {
-    /// What a rank computes.
+    /// Computing.
     pub compute: f64,
-    /// What it waits for communication.
+    /// Waiting for communication.
     pub exposed: f64,
-    /// What it waits for slower ranks.
+    /// Waiting for slower ranks.
     pub straggler: f64,
-    /// Collectives under way, hidden or not.
+    /// Running collectives, hidden or not.
     pub communication: f64,
 }
 
 impl Parts {
-    /// What a step takes.
+    /// Seconds of the whole step.
     pub fn step(&self) -> f64 {
         self.compute + self.exposed + self.straggler
     }
 }
 
-/// A network between ranks that was not measured.
+/// A network between ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Seconds of a message.
+    /// Seconds per message.
     pub latency: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// The link over which all-reduces of so many bytes took so many seconds, among so many ranks; `None` where the times do
-    /// not tell, as those of one size.
+    /// Fits a link to all-reduces among `ranks` ranks, as pairs of bytes and seconds. `None` if
+    /// they do not determine it, such as with a single size.
     pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
         let [doublings, ring, _] = communication_features(ranks, 1, Traffic::UNIT);
         let rows = times.iter().map(|&(bytes, seconds)| Row {
@@ -109,50 +110,50 @@ impl Link {
     }
 }
 
-/// What a step costs.
+/// A fitted model of a step's time, see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CostModel {
-    /// c0: seconds of a step whatever its images.
+    /// c0: fixed seconds of a step.
     pub fixed: f64,
-    /// c1: seconds an image.
+    /// c1: seconds per image.
     pub image: f64,
-    /// c2: seconds an image for each other rank on the same machine.
+    /// c2: seconds per image and other rank on the same machine.
     pub interference: f64,
-    /// Most ranks that any sample had on one machine. Predictions put no more on a machine.
+    /// Most ranks on one machine in any sample; predictions use no more.
     pub ranks_on_machine: u32,
-    /// s: spread of compute time between ranks and steps, as a share of it.
+    /// s: relative spread of compute time between ranks and steps.
     pub spread: f64,
-    /// a: seconds of an all-reduce for each doubling of the ranks.
+    /// a: seconds of an all-reduce per doubling of the ranks.
     pub latency: f64,
-    /// B: seconds in which a byte passes a link once.
+    /// B: seconds to transfer a byte over a link once.
     pub transfer: f64,
-    /// What a rank sends in a step whatever its micro-batches.
+    /// A rank's traffic per step, regardless of its micro-batches.
     pub traffic: Traffic,
-    /// What it sends for each micro-batch.
+    /// Its additional traffic per micro-batch.
     pub micro_batch_traffic: Traffic,
-    /// d: seconds of communication for each other rank on the same machine.
+    /// d: seconds of communication per other rank on the same machine.
     pub contention: f64,
-    /// r: share of communication that nothing hides.
+    /// r: share of communication that is always exposed.
     pub tail: f64,
     /// w: seconds of communication that the backward pass of an image hides.
     pub hiding: f64,
 }
 
-/// Shares and seconds an image that are tried for what computation hides.
+/// Grid size per dimension of the search in [`CostModel::fit_hiding`].
 const TRIES: u32 = 40;
 
 impl CostModel {
-    /// Fits samples of one job, which differ by ranks and batch; `None` where there are none.
+    /// Fits samples of one job that differ by ranks and batch; `None` without samples.
     pub fn fit(samples: &[Sample]) -> Option<Self> {
         if samples.iter().all(|sample| sample.parts.is_some()) {
-            Self::of_parts(samples)
+            Self::from_parts(samples)
         } else {
-            Self::of_steps(samples)
+            Self::from_steps(samples)
         }
     }
 
-    fn of_parts(samples: &[Sample]) -> Option<Self> {
+    fn from_parts(samples: &[Sample]) -> Option<Self> {
         let of = |sample: &Sample| sample.parts.unwrap_or_default();
         let compute = samples
             .iter()
@@ -188,8 +189,8 @@ impl CostModel {
         Some(model)
     }
 
-    /// From whole steps: what is exposed and what is waited for cannot be told apart.
-    fn of_steps(samples: &[Sample]) -> Option<Self> {
+    /// Fits whole steps, which do not separate exposed communication from waiting for stragglers.
+    fn from_steps(samples: &[Sample]) -> Option<Self> {
         let rows: Vec<_> = samples
             .iter()
             .map(|sample| {
@@ -217,7 +218,7 @@ impl CostModel {
         })
     }
 
-    /// Tries what computation may hide: shares of communication, and up to the seconds of an image.
+    /// Grid search for `tail` (0 to 1) and `hiding` (0 to the seconds of an image).
     fn fit_hiding(&mut self, samples: &[Sample]) {
         let apart: Vec<(&Sample, Parts)> = samples
             .iter()
@@ -250,7 +251,7 @@ impl CostModel {
     }
 
     fn exposed(&self, communication: f64, micro_batch: u32, accumulation: u32) -> f64 {
-        // Collectives that every micro-batch repeats are hidden by each backward pass.
+        // Each backward pass hides collectives that repeat for every micro-batch.
         let passes = if self.micro_batch_traffic.bytes > 0.0 {
             accumulation
         } else {
@@ -260,7 +261,7 @@ impl CostModel {
         (self.tail * communication).max(communication - hidden).max(0.0)
     }
 
-    /// What a step takes.
+    /// Predicted parts of a step.
     pub fn step(&self, ranks: u32, micro_batch: u32, accumulation: u32) -> Parts {
         let on_machine = ranks.min(self.ranks_on_machine);
         let [one, images, shared] = compute_features(on_machine, micro_batch, accumulation);
@@ -276,7 +277,7 @@ impl CostModel {
         }
     }
 
-    /// What a rank sends in a step of so many micro-batches.
+    /// A rank's traffic in a step of `accumulation` micro-batches.
     pub fn traffic_of(&self, accumulation: u32) -> Traffic {
         let of = |whole: f64, each: f64| whole + each * f64::from(accumulation);
         Traffic {
@@ -285,13 +286,13 @@ impl CostModel {
         }
     }
 
-    /// Training images a second.
+    /// Training images per second.
     pub fn images_per_second(&self, ranks: u32, micro_batch: u32, accumulation: u32) -> f64 {
         let images = f64::from(ranks) * f64::from(micro_batch) * f64::from(accumulation);
         images / self.step(ranks, micro_batch, accumulation).step()
     }
 
-    /// The same job on the same machines over another network. Only where its traffic is known.
+    /// The same job on the same machines over another network. Valid only if its traffic is known.
     #[must_use]
     pub fn over(&self, link: Link) -> Self {
         Self {
@@ -301,8 +302,8 @@ impl CostModel {
         }
     }
 
-    /// The least micro-batch, among powers of two and with so many a step, of which doubling gains less than this share in images a
-    /// second.
+    /// The smallest power of two for the micro-batch whose doubling gains less than this share in
+    /// images per second.
     pub fn enough_images(&self, ranks: u32, accumulation: u32, gain: f64) -> Option<u32> {
         let rate = |images| self.images_per_second(ranks, images, accumulation);
         (0..16)
@@ -312,7 +313,7 @@ impl CostModel {
 }
 
 impl Sample {
-    /// What counts is by how much the step is missed, whatever part of it.
+    /// Errors of every part are relative to the whole step.
     fn row<const FEATURES: usize>(&self, features: [f64; FEATURES], value: f64) -> Row<FEATURES> {
         Row {
             features,
@@ -326,8 +327,8 @@ impl Sample {
     }
 }
 
-/// What a rank sends whatever its micro-batches, and for each of them. With one number of micro-batches these cannot be told apart,
-/// and count as the former.
+/// A rank's traffic per step, and per micro-batch. If all samples have the same number of
+/// micro-batches, everything counts as per step.
 fn fit_traffic(samples: &[Sample]) -> (Traffic, Traffic) {
     let of = |amount: fn(&Traffic) -> f64| {
         let rows = samples
@@ -373,7 +374,7 @@ fn communication_features(ranks: u32, ranks_on_machine: u32, traffic: Traffic) -
 mod tests {
     use super::*;
 
-    /// Steps of the study arXiv 2602.21081, micro-batches of 64 on T4 GPUs, of which only whole ones are known.
+    /// Whole steps of the study arXiv 2602.21081, with micro-batches of 64 on T4 GPUs.
     fn published(ranks_and_seconds: &[(u32, f64)]) -> Vec<Sample> {
         let sample = |(ranks, seconds): &(u32, f64)| Sample {
             ranks: *ranks,
@@ -398,11 +399,11 @@ mod tests {
         let link = |times: &[(u64, f64)]| {
             Link::of_all_reduces(4, times).map(|link| (link.latency * 1e6, link.bandwidth / 1e9))
         };
-        // 4 ranks, 50 us, 1 GB/s: 2 x 50 us x 2, and each byte 1.5 times.
+        // 4 ranks, 50 us, 1 GB/s: 2 x 50 us x 2, and each byte is sent 1.5 times.
         let times = [1_000_u64, 1_000_000, 100_000_000].map(|bytes| (bytes, 200e-6 + bytes as f64 * 1.5e-9));
         let (latency, bandwidth) = link(&times).expect("three sizes");
         assert!((latency - 50.0).abs() < 1e-6 && (bandwidth - 1.0).abs() < 1e-9);
-        // Larger buckets that are slower than in proportion leave no latency, and a rate in between.
+        // If time grows faster than the size, latency is 0 and the rate is a compromise.
         let (latency, bandwidth) = link(&[(1_000_000, 1.5e-3), (10_000_000, 18e-3)]).expect("two sizes");
         assert!(
             latency.abs() < f64::EPSILON && (0.83..1.0).contains(&bandwidth),
@@ -416,7 +417,7 @@ mod tests {
 
     #[test]
     fn the_published_study_is_predicted_from_its_small_runs() {
-        // Figure 14: seconds per epoch of 50,000 images on so many nodes of one GPU.
+        // Figure 14: seconds per epoch of 50,000 images by number of nodes with one GPU.
         let epochs = [
             (1, 1817.65),
             (2, 869.35),
@@ -449,7 +450,7 @@ mod tests {
 
     #[test]
     fn the_published_batches_have_one_of_which_a_larger_one_gains_little() {
-        // Figure 6: seconds per epoch of 50,000 images on one GPU and on two.
+        // Figure 6: seconds per epoch of 50,000 images on one and two GPUs.
         let epochs = [
             (16, [276.31, 232.61]),
             (32, [212.21, 152.21]),
@@ -477,7 +478,7 @@ mod tests {
         assert_eq!(enough, [Some(256), Some(512)], "{errors:?} {model:?}");
     }
 
-    /// A step of a job with these costs, by part.
+    /// A step of [`truth`], by part.
     fn sample(ranks: u32, micro_batch: u32, accumulation: u32) -> Sample {
         let truth = truth();
         let parts = truth.step(ranks, micro_batch, accumulation);
@@ -492,7 +493,7 @@ mod tests {
         }
     }
 
-    /// Weights are gathered once a step, and gradients scattered in each micro-batch.
+    /// Gathers weights once per step and scatters gradients in each micro-batch.
     fn truth() -> CostModel {
         CostModel {
             fixed: 0.005,
@@ -550,10 +551,10 @@ mod tests {
         }
     }
 
-    /// A step of a model of 12 blocks of 28 MB of gradients, which are sent block by block over 25 GB/s, by the closed form of
-    /// Calculon (Isaev et al., SC 2023; `llm.py` and `network.py`): an all-reduce of a block takes a latency, whatever the ranks,
-    /// and the bytes of a ring. All but the last are hidden by the backward pass, from which communication takes a share of the
-    /// processor.
+    /// A step of 12 blocks with 28 MB of gradients each, sent block by block over 25 GB/s, by
+    /// Calculon's closed form (Isaev et al., SC 2023; `llm.py` and `network.py`). A block's
+    /// all-reduce costs a latency, independent of the ranks, and a ring's bytes. The backward pass
+    /// hides all but the last; communication uses a share of its processor.
     fn by_calculon(ranks: u32, micro_batch: u32) -> Sample {
         let (blocks, usage, latency, bytes, bandwidth) = (12.0, 0.1, 30e-6, 28e6, 25e9);
         let (ranks_f64, images) = (f64::from(ranks), f64::from(micro_batch));
@@ -585,7 +586,7 @@ mod tests {
         }
     }
 
-    /// The model has another latency, which grows with the ranks, and no share of a processor.
+    /// Unlike Calculon's, the model's latency grows with ranks, and communication needs no CPU.
     #[test]
     fn what_calculon_leaves_exposed_is_predicted_from_few_ranks() {
         let batches = [4, 16, 64, 256];
@@ -601,7 +602,7 @@ mod tests {
             shares.push(parts.exposed / sample.seconds);
             errors.push((found - parts.exposed) / sample.seconds);
         }
-        // From nothing but the last block to most of the step.
+        // The exposed share ranges from the last block alone to most of the step.
         assert!(
             shares.iter().any(|share| *share < 0.06) && shares.iter().any(|share| *share > 0.6),
             "{shares:?}"
@@ -630,7 +631,7 @@ mod tests {
         };
         let found = truth().over(link).step(8, 16, 1);
         let measured = truth().step(8, 16, 1);
-        // Ten all-reduces of 100 MB in all, on the same machines: four ranks on one.
+        // Ten all-reduces, 100 MB in total, with four ranks on each machine.
         assert!((found.communication - (10.0 * 2e-4 * 3.0 + 0.1 * 1.75 + 0.001 * 3.0)).abs() < 1e-12);
         assert_eq!(
             (found.compute, found.straggler),

@@ -1,4 +1,4 @@
-//! What can be wrong with a study before a job is made of it: the bounds of its schema, and rules between fields.
+//! Checks of a study before jobs are built from it: the schema's bounds, and rules between fields.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -16,10 +16,10 @@ const MOST_VALUES: usize = 32;
 
 const MOST_POINTS: usize = 1000;
 
-/// What the report calls the network that was measured.
+/// The report's name for the measured network.
 pub(crate) const MEASURED_NETWORK: &str = "as measured";
 
-/// Every combination of what a sweep's lists name.
+/// Number of combinations of a sweep's lists.
 fn points(sweep: &Sweep) -> usize {
     let lists = [
         sweep.ranks.len(),
@@ -31,10 +31,10 @@ fn points(sweep: &Sweep) -> usize {
     each.fold(1, usize::saturating_mul)
 }
 
-/// Collects broken rules.
+/// Collects violations.
 struct Problems<'a>(&'a mut Vec<Problem>);
 
-/// Adds every rule that a study breaks.
+/// Adds every rule that a study violates.
 pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     let mut problems = Problems(problems);
     let measure = &study.measure;
@@ -81,15 +81,15 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
         }
     }
     if study.sweeps.is_empty() {
-        problems.refuse("sweeps", "empty", "must name what is measured");
+        problems.refuse("sweeps", "empty", "must have at least one sweep");
     }
     problems.few("sweeps", study.sweeps.len());
     let points: usize = study.sweeps.iter().map(points).fold(0, usize::saturating_add);
     if points > MOST_POINTS {
         problems.refuse(
             "sweeps",
-            format!("of {points} points"),
-            format!("must make at most {MOST_POINTS}"),
+            format!("{points} points in total"),
+            format!("must be at most {MOST_POINTS}"),
         );
     }
     let names = study.sweeps.iter().map(|sweep| &sweep.name);
@@ -148,7 +148,7 @@ impl Problems<'_> {
             .all(|letter| matches!(letter, 'a'..='z' | '0'..='9' | '-'));
         if name.is_empty() || name.len() > MOST_LETTERS || !inside || !letters {
             let expected =
-                format!("names must be of lower-case letters, digits and - inside, at most {MOST_LETTERS}");
+                format!("names must have 1 to {MOST_LETTERS} lowercase letters, digits and inner hyphens");
             self.refuse("sweeps", format!("{name:?}"), expected);
         }
         let field = |part: &str| format!("sweeps[{name}].{part}");
@@ -212,7 +212,7 @@ impl Problems<'_> {
 
     fn variant(&mut self, variant: &Variant, field: &impl Fn(&str) -> String) {
         if variant.name.is_empty() || variant.name.chars().count() > MOST_LETTERS {
-            let expected = format!("must have 1 to {MOST_LETTERS} letters");
+            let expected = format!("must have 1 to {MOST_LETTERS} characters");
             self.refuse(field("variants.name"), format!("{:?}", variant.name), expected);
         }
         if !variant.spec.is_null() && !variant.spec.is_object() {
@@ -220,15 +220,15 @@ impl Problems<'_> {
             self.refuse(field("variants.spec"), &variant.spec, expected);
         }
         if let Some(path) = null_in(&variant.spec) {
-            // kubectl sends what it applies again as a merge patch, which loses null in a list.
+            // kubectl applies changes as a merge patch, which drops null within lists.
             let field_of_spec = &path[1..];
             let is_listable = field_of_spec
                 .chars()
                 .all(|letter| letter.is_ascii_alphanumeric() || letter == '.');
             let expected = if is_listable {
-                format!("must have a value; to remove the template's, list {field_of_spec} in without")
+                format!("must have a value; to remove the template's field, list {field_of_spec} in without")
             } else {
-                "must have a value, or be left out".to_owned()
+                "must have a value, or be omitted".to_owned()
             };
             self.refuse(
                 field(&format!("variants[{}].spec{path}", variant.name)),
@@ -241,13 +241,13 @@ impl Problems<'_> {
             .iter()
             .filter(|speed| !(1e-4..=1.0).contains(*speed))
         {
-            let expected = "must be 0.0001 to 1, the speed of a core";
+            let expected = "must be 0.0001 to 1, a share of a core's speed";
             self.refuse(field("variants.speeds"), speed, expected);
         }
     }
 }
 
-/// Where a variant's part of a spec has null.
+/// Path of the first null in a variant's part of a spec.
 fn null_in(value: &Value) -> Option<String> {
     let Value::Object(fields) = value else { return None };
     fields.iter().find_map(|(name, value)| {
@@ -349,7 +349,7 @@ mod tests {
         );
         assert_eq!(
             found(&[sweep("a", &values[..16]), sweep("b", &values[..16])]),
-            ["spec.sweeps is of 1024 points: must make at most 1000"]
+            ["spec.sweeps is 1024 points in total: must be at most 1000"]
         );
     }
 }

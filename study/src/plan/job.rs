@@ -1,4 +1,4 @@
-//! The job of a point.
+//! Builds the job of a point.
 
 use contract::{Device, RunConfig};
 use crds::spec::Strategy;
@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use super::{Choice, count};
 
-/// A job, and what comes with it.
+/// A job with its resolved settings.
 pub(super) struct Job {
     pub(super) spec: ViTTrainingJobSpec,
     pub(super) config: RunConfig,
-    /// Speed of each rank; none where nothing is emulated.
+    /// Speed of each rank; empty if no slower device is emulated.
     pub(super) speeds: Vec<f64>,
     /// Ranks of a full node.
     pub(super) gpus_per_node: i32,
 }
 
 impl Job {
-    /// Of what a point takes from its sweep. The error says what keeps it from being a job.
+    /// Builds the job of one choice of a sweep's values. The error says why the job is invalid.
     pub(super) fn new(
         study: &ViTScalingStudySpec,
         sweep: &Sweep,
@@ -27,11 +27,11 @@ impl Job {
     ) -> Result<Self, String> {
         let mut spec = merged(&study.template.spec, choice.variant)?;
         if spec.elastic.is_some() {
-            return Err("elastic is given: a point has one number of ranks, leave it out".into());
+            return Err("elastic is set: a point has a fixed number of ranks, remove it".into());
         }
         if spec.parallelism.strategy == Strategy::Auto {
             return Err(
-                "parallelism.strategy is Auto: a point is one way to divide a model, make each a variant"
+                "parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant"
                     .into(),
             );
         }
@@ -44,7 +44,7 @@ impl Job {
         let repetitions = study.measure.repetitions;
         if spec.training.seed.checked_add(repetitions.into()).is_none() {
             return Err(format!(
-                "training.seed is {}: leaves no room for {repetitions} repetitions with a seed each",
+                "training.seed is {}: leaves no room for {repetitions} repetitions, each with its own seed",
                 spec.training.seed
             ));
         }
@@ -68,7 +68,7 @@ impl Job {
     }
 }
 
-/// The template without what a variant leaves out, and with what it changes.
+/// Applies a variant to the template: removes the fields in `without`, then merges its `spec`.
 fn merged(template: &ViTTrainingJobSpec, variant: Option<&Variant>) -> Result<ViTTrainingJobSpec, String> {
     let Some(variant) = variant else {
         return Ok(template.clone());
@@ -94,7 +94,7 @@ fn merged(template: &ViTTrainingJobSpec, variant: Option<&Variant>) -> Result<Vi
     serde_json::from_value(spec).map_err(|error| error.to_string())
 }
 
-/// Divides what the ranks of a sweep divide, and lets grow what grows with them.
+/// Sets nodes and ranks per node, and scales the micro-batch and the data to the number of ranks.
 fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<(), String> {
     let per_node = spec.workers.gpus_per_node;
     let (nodes, per_node) = if ranks < per_node {
@@ -104,7 +104,7 @@ fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<
     };
     if nodes * per_node != ranks {
         return Err(format!(
-            "{ranks} ranks do not fill nodes of workers.gpusPerNode {per_node}"
+            "{ranks} ranks do not fill whole nodes: workers.gpusPerNode is {per_node}"
         ));
     }
     (spec.workers.nodes, spec.workers.gpus_per_node) = (nodes, per_node);
@@ -113,7 +113,7 @@ fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<
         let images = i64::from(spec.training.micro_batch_size) * fewest;
         if images % i64::from(ranks) != 0 {
             return Err(format!(
-                "the {images} images that {fewest} ranks take together are no multiple of {ranks} ranks"
+                "the micro-batches of {fewest} ranks have {images} images together: must be a multiple of {ranks} ranks"
             ));
         }
         spec.training.micro_batch_size =
@@ -123,7 +123,7 @@ fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<
         let fraction = fraction * f64::from(ranks);
         if fraction > 1.0 + 1e-9 {
             return Err(format!(
-                "{ranks} ranks would train on {fraction:.3} times the images that there are"
+                "{ranks} ranks would need {fraction:.3} times the available images"
             ));
         }
         spec.data.fraction = fraction.min(1.0);
@@ -149,10 +149,10 @@ fn speeds(variant: Option<&Variant>, config: &RunConfig, is_external: bool) -> R
         return Ok(vec![]);
     };
     if is_external {
-        return Err("speeds are given with external: another trainer cannot be slowed".into());
+        return Err("speeds are set with external: an external trainer cannot be slowed down".into());
     }
     if config.device != Device::Cpu {
-        return Err("speeds need workers.device cpu: a GPU cannot be made to compute as a slower one".into());
+        return Err("speeds need workers.device cpu: slower GPUs cannot be emulated".into());
     }
     let ranks = config.world_size() as usize;
     let all = given.iter().copied().chain(std::iter::repeat(last));

@@ -1,4 +1,4 @@
-//! From a study's manifest to its points, and to the runs that measure them.
+//! Turns a study's manifest into points, and into the runs that measure them.
 
 mod check;
 mod job;
@@ -16,58 +16,59 @@ pub(crate) use check::MEASURED_NETWORK;
 use check::check;
 use job::Job;
 
-/// Everything that a study trains.
+/// All points and runs of a study.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// In the order of the manifest.
     pub points: Vec<Point>,
-    /// Points that are the same, in several sweeps, share a run.
+    /// Equal points of several sweeps share a run.
     pub runs: Vec<Run>,
     /// How often each run is repeated.
     pub repetitions: u32,
-    /// Steps at the start of a run that times leave out.
+    /// Steps at the start of a run that are excluded from times.
     pub warmup_steps: u64,
-    /// How often a run is repeated that failed for a reason that may pass.
+    /// How often a run is retried after a transient failure.
     pub retries: u32,
-    /// How long a run may take.
+    /// How long a run may last.
     pub timeout: Duration,
     /// How long a run may wait for GPUs in a cluster.
     pub pending_timeout: Option<Duration>,
-    /// Images of a micro-batch of the template.
+    /// The template's images per micro-batch.
     pub micro_batch_size: u32,
-    /// Micro-batches of a step of the template.
+    /// The template's micro-batches per step.
     pub gradient_accumulation_steps: u32,
 }
 
-/// A place on a sweep.
+/// A point of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Point {
     /// Name of the sweep.
     pub sweep: String,
-    /// What the sweep is about.
+    /// What the sweep varies.
     pub mode: Mode,
     /// Number of ranks.
     pub ranks: u32,
     /// Images of a rank's micro-batch.
     pub micro_batch_size: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub gradient_accumulation_steps: u32,
-    /// Images of a step.
+    /// Images per step.
     pub global_batch_size: u64,
-    /// Name of the variant, where the sweep has some.
+    /// Name of the variant, if the sweep has variants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// Speed of each rank, where slower devices are emulated.
+    /// Speed of each rank, if slower devices are emulated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<f64>,
-    /// GPUs that it takes of a node at most: its run, which other points may share, may need fewer.
+    /// Most GPUs that it uses per node; its run, which other points may share, may need fewer.
     #[serde(skip)]
     pub gpus_per_node: i32,
-    /// Images of a rank's micro-batch on the sweep's fewest ranks: with `globalBatch: Fixed` more ranks take fewer.
+    /// Images of a rank's micro-batch on the sweep's fewest ranks: smaller on more ranks with
+    /// `globalBatch: Fixed`.
     #[serde(skip)]
     pub first_micro_batch_size: u32,
-    /// Place of its run in [`Plan::runs`].
+    /// Index of its run in [`Plan::runs`].
     #[serde(skip)]
     pub run: usize,
 }
@@ -75,26 +76,26 @@ pub struct Point {
 /// A job to train and measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Tells it from all other runs: equal for equal jobs, whatever study they are in.
+    /// Identifies the job: equal jobs have equal keys in every study.
     pub key: String,
-    /// A few words for people: sweep, ranks and batch of its first point.
+    /// Label for people: sweep, ranks and batch of its first point.
     pub label: String,
     /// The job of the first repetition.
     pub spec: ViTTrainingJobSpec,
-    /// Speed of each rank, where slower devices are emulated.
+    /// Speed of each rank, if slower devices are emulated.
     pub speeds: Vec<f64>,
-    /// Ranks of a full node (`workers.gpusPerNode`). A run of fewer ranks has one node with only as many.
+    /// Ranks of a full node (`workers.gpusPerNode`). A run of fewer ranks has one smaller node.
     pub gpus_per_node: i32,
-    /// What the trainer makes of the first job.
+    /// The trainer's configuration of the first job.
     pub config: RunConfig,
 }
 
-/// Why a study cannot be run: every broken rule.
+/// Why a study cannot run: every violated rule.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct InvalidStudy(pub Vec<Problem>);
 
-/// A broken rule.
+/// A violated rule.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Problem {
     /// A field of the study.
@@ -102,13 +103,13 @@ pub enum Problem {
     Field {
         /// Its path.
         field: String,
-        /// The value it has.
+        /// Its value.
         value: String,
-        /// What would be right.
+        /// The rule.
         expected: String,
     },
-    /// A point makes no job.
-    #[error("the point {point} of spec.sweeps[{sweep}] makes no job: {reason}")]
+    /// A point's job is invalid.
+    #[error("the point {point} of spec.sweeps[{sweep}] is not a valid job: {reason}")]
     Point {
         /// Name of the sweep.
         sweep: String,
@@ -119,7 +120,7 @@ pub enum Problem {
     },
 }
 
-/// What a point takes from the lists of its sweep; `None` leaves the template's.
+/// A point's values from its sweep's lists; `None` keeps the template's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Choice<'a> {
     ranks: Option<i32>,
@@ -128,7 +129,10 @@ struct Choice<'a> {
     variant: Option<&'a Variant>,
 }
 
-/// The points of a study, and the runs that they need.
+/// Expands a study into its points and the runs that they need.
+///
+/// # Errors
+/// All violated rules.
 pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
     let mut problems = Vec::new();
     check(study, &mut problems);
@@ -148,7 +152,7 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
     };
     if problems.is_empty() {
         for sweep in &study.sweeps {
-            // What is wrong with one point of a sweep is often wrong with all.
+            // Only the first error of a sweep: the other points often have the same one.
             let added = choices(sweep)
                 .into_iter()
                 .try_for_each(|choice| plan.add(study, sweep, choice));
@@ -163,7 +167,7 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
 }
 
 impl Plan {
-    /// Refuses a variant that makes the same jobs as another: the report would show the other's numbers under its name.
+    /// Refuses a variant with the same jobs as another: the report would repeat its numbers.
     fn check_variants(&self, sweep: &Sweep) -> Result<(), Problem> {
         let runs = |variant: &Variant| -> Vec<usize> {
             let of_variant = self.points.iter().filter(|point| {
@@ -177,7 +181,7 @@ impl Plan {
                 return Err(Problem::Field {
                     field: format!("sweeps[{}].variants[{}]", sweep.name, variant.name),
                     value: format!("the same job as variant {:?} at every point", same.name),
-                    expected: "must change something of the template".into(),
+                    expected: "variants must differ".into(),
                 });
             }
         }
@@ -236,7 +240,7 @@ impl Plan {
 }
 
 impl Run {
-    /// The job of a repetition, counted from 0: each has a seed of its own.
+    /// The job of a repetition, counted from 0. Each has its own seed.
     pub fn job(&self, repetition: u32) -> ViTTrainingJobSpec {
         let mut spec = self.spec.clone();
         spec.training.seed += i64::from(repetition);
@@ -248,11 +252,11 @@ impl Run {
         let sizes = |ranks: u32, images: u64| format!("{ranks} ranks with {images} images a step");
         let wanted = sizes(self.config.world_size(), self.config.global_batch_size());
         let found = sizes(found.world_size, found.global_batch_size);
-        (found != wanted).then(|| format!("it trained on {found} in place of {wanted}"))
+        (found != wanted).then(|| format!("it trained on {found} instead of {wanted}"))
     }
 
-    /// Identifies a point's job without its ranks, batch and amount of data. The point's `gpusPerNode` is kept: between nodes there
-    /// is another network.
+    /// Identifies a point's job without its ranks, batch and amount of data. `gpusPerNode` stays:
+    /// the network between nodes differs from that within one.
     pub(crate) fn job_key(&self, point: &Point) -> String {
         let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
         for field in [
@@ -270,24 +274,24 @@ impl Run {
         json!([spec, point.gpus_per_node, self.speeds.first()]).to_string()
     }
 
-    /// Whether the cost model applies: all ranks are equally fast, and they exchange only gradients and weights, whose size does not
-    /// depend on the images. A gang that may mix GPUs counts as mixed, even if it got GPUs of one kind.
+    /// Whether the cost model applies: all ranks are equally fast and exchange only gradients and
+    /// weights, whose size does not depend on the images. A gang that may mix GPUs counts as mixed.
     pub(crate) fn follows_the_model(&self) -> bool {
         let parallelism = &self.config.parallelism;
-        are_alike(&self.speeds)
+        are_equal(&self.speeds)
             && self.spec.placement.homogeneity == Homogeneity::Required
             && parallelism.ranks_per_replica() == 1
             && !parallelism.shard_within_node
     }
 }
 
-/// Whether speeds are one and the same.
-pub(crate) fn are_alike(speeds: &[f64]) -> bool {
+/// Whether all speeds are equal.
+pub(crate) fn are_equal(speeds: &[f64]) -> bool {
     speeds.iter().all(|speed| speed.total_cmp(&speeds[0]).is_eq())
 }
 
 impl Point {
-    /// What tells the point from others, in a few words.
+    /// Sweep, ranks, batch and variant, as a valid folder name.
     fn label(&self) -> String {
         let mut label = format!("{}-r{}-b{}", self.sweep, self.ranks, self.micro_batch_size);
         if self.gradient_accumulation_steps > 1 {
@@ -296,7 +300,6 @@ impl Point {
         if let Some(variant) = &self.variant {
             label += &format!("-{variant}");
         }
-        // It becomes the name of a folder.
         label
             .replace(|letter: char| !letter.is_ascii_alphanumeric(), "-")
             .to_lowercase()
@@ -321,7 +324,7 @@ impl Choice<'_> {
     }
 }
 
-/// Every combination of what a sweep's lists name, the first list changing slowest.
+/// Every combination of a sweep's lists, the first list changing slowest.
 fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
     fn or_none<T>(list: &[T]) -> Vec<Option<&T>> {
         if list.is_empty() {
@@ -348,12 +351,11 @@ fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
     choices
 }
 
-/// Of everything that a run is made from.
 fn key(spec: &ViTTrainingJobSpec, speeds: &[f64]) -> String {
     fingerprint(&json!([spec, speeds]))
 }
 
-/// Eight hexadecimal digits that tell a value from others.
+/// CRC-32 of a value's JSON, as eight hexadecimal digits.
 pub fn fingerprint(value: &Value) -> String {
     format!("{:08x}", crc32fast::hash(value.to_string().as_bytes()))
 }
@@ -414,13 +416,13 @@ mod tests {
         assert_eq!(shapes, [(1, 1, 0.25), (1, 2, 0.5), (2, 2, 1.0)]);
         let uneven = message(&format!("[{{name: s, mode: Strong, ranks: [1, 3], {nodes}}}]"));
         assert!(
-            uneven.ends_with("3 ranks do not fill nodes of workers.gpusPerNode 2"),
+            uneven.ends_with("3 ranks do not fill whole nodes: workers.gpusPerNode is 2"),
             "{uneven}"
         );
         let many = message("[{name: w, mode: Weak, ranks: [1, 5], fractionPerRank: 0.25}]");
         assert!(many.contains("the point ranks 5 of spec.sweeps[w]"), "{many}");
         assert!(
-            many.ends_with("5 ranks would train on 1.250 times the images that there are"),
+            many.ends_with("5 ranks would need 1.250 times the available images"),
             "{many}"
         );
     }
@@ -460,7 +462,7 @@ mod tests {
         );
     }
 
-    /// What a run was made from is kept as JSON, and compared with what it would be made from.
+    /// Runs are stored as JSON and later compared with the plan's.
     #[test]
     fn a_run_is_the_same_once_it_was_written_and_read() {
         let plan =
@@ -501,14 +503,14 @@ mod tests {
         assert_eq!(
             schedule(half),
             crds::spec::Schedule::default(),
-            "the template's is taken away"
+            "the template's schedule is removed"
         );
     }
 
     #[test]
     fn what_cannot_be_measured_is_named() {
         for (sweeps, expected) in [
-            ("[]", "spec.sweeps is empty: must name what is measured"),
+            ("[]", "spec.sweeps is empty: must have at least one sweep"),
             (
                 "[{name: s, mode: Strong, ranks: [2]}]",
                 "spec.sweeps[s].ranks is a list of 1: mode Strong needs at least two values",
@@ -531,7 +533,7 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Strong, ranks: [1, 3], globalBatch: Fixed}]",
-                "the 16 images that 1 ranks take together are no multiple of 3 ranks",
+                "the micro-batches of 1 ranks have 16 images together: must be a multiple of 3 ranks",
             ),
             (
                 "[{name: s, mode: Strong, ranks: [1, 2]}, {name: s, mode: Strong, ranks: [1, 2]}]",
@@ -539,15 +541,15 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]",
-                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, the speed of a core",
+                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, a share of a core's speed",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] makes no job: spec.external.command is empty: must name a program",
+                "the point variant \"b\" of spec.sweeps[s] is not a valid job: spec.external.command is empty: must name a program",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {external: {command: [x]}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] makes no job: speeds are given with external: another trainer cannot be slowed",
+                "the point variant \"b\" of spec.sweeps[s] is not a valid job: speeds are set with external: an external trainer cannot be slowed down",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]",
@@ -555,7 +557,7 @@ mod tests {
             ),
             (
                 "[{name: ../s, mode: Strong, ranks: [1, 2]}]",
-                "spec.sweeps is \"../s\": names must be of lower-case letters, digits and - inside, at most 40",
+                "spec.sweeps is \"../s\": names must have 1 to 40 lowercase letters, digits and inner hyphens",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: 5}}]}]",
@@ -571,35 +573,35 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {seed: 9223372036854775806}}}]}]",
-                "training.seed is 9223372036854775806: leaves no room for 3 repetitions with a seed each",
+                "training.seed is 9223372036854775806: leaves no room for 3 repetitions, each with its own seed",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {elastic: {minNodes: 1}}}]}]",
-                "elastic is given: a point has one number of ranks, leave it out",
+                "elastic is set: a point has a fixed number of ranks, remove it",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {parallelism: {strategy: Auto}}}]}]",
-                "parallelism.strategy is Auto: a point is one way to divide a model, make each a variant",
+                "parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]",
-                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to remove the template's, list training.schedule in without",
+                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to remove the template's field, list training.schedule in without",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {}}}]}]",
-                "spec.sweeps[s].variants[b] is the same job as variant \"a\" at every point: must change something of the template",
+                "spec.sweeps[s].variants[b] is the same job as variant \"a\" at every point: variants must differ",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]",
-                "makes no job: without names training.shedule: the template's spec has no such field",
+                "is not a valid job: without names training.shedule: the template's spec has no such field",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [model.heads.training]}]}]",
-                "makes no job: without names model.heads.training: the template's spec has no such field",
+                "is not a valid job: without names model.heads.training: the template's spec has no such field",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {model: {heads: 5}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] makes no job: spec.model.hiddenSize is 96: must be a multiple of model.heads (5)",
+                "the point variant \"b\" of spec.sweeps[s] is not a valid job: spec.model.hiddenSize is 96: must be a multiple of model.heads (5)",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {epoch: 5}}}]}]",
@@ -607,7 +609,7 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {workers: {device: auto}}}]}]",
-                "speeds need workers.device cpu: a GPU cannot be made to compute as a slower one",
+                "speeds need workers.device cpu: slower GPUs cannot be emulated",
             ),
         ] {
             let message = message(sweeps);

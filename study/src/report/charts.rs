@@ -1,4 +1,4 @@
-//! Pictures as SVG.
+//! Charts as SVG.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::results::Spread;
 
 const SIZE: (u32, u32) = (620, 340);
 const MARGIN: u32 = 12;
-/// For the numbers beside the picture.
+/// Width of the numbers beside the y axis.
 const LEFT: u32 = 84;
 const INK: RGBColor = RGBColor(60, 64, 72);
 const GRID: RGBColor = RGBColor(226, 229, 234);
-/// Of series; told apart by people who see few colours, too (Okabe and Ito).
+/// Colors of series, distinct for color-blind readers too (Okabe and Ito).
 const SERIES: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -26,46 +26,46 @@ const SERIES: [RGBColor; 8] = [
     RGBColor(120, 72, 40),
 ];
 
-/// What the axes say.
+/// Labels of the axes.
 pub(super) struct Axes<'a> {
-    /// Along the bottom: a place for each.
+    /// Positions along the x axis.
     pub(super) categories: &'a [String],
     pub(super) x: &'a str,
     pub(super) y: &'a str,
-    /// Whether the places follow one another, as numbers of ranks do: only then lines join them.
+    /// Whether the positions are ordered, such as numbers of ranks: only then lines connect them.
     pub(super) are_ordered: bool,
 }
 
-/// A line, or a bar in each place.
+/// A line, or a bar at each position.
 pub(super) struct Series<T> {
     pub(super) name: String,
-    /// A value for each place, where there is one.
+    /// The value at each position, if any.
     pub(super) values: Vec<Option<T>>,
 }
 
-/// Parts of a bar from the bottom.
+/// Parts of a bar, from the bottom.
 pub(super) struct Stack<const PARTS: usize> {
     pub(super) parts: [f64; PARTS],
-    /// From where to where the whole bar spreads.
+    /// Spread of the whole bar.
     pub(super) whole: Spread,
 }
 
-/// A picture, and what its colours stand for.
+/// A chart with its legend.
 pub(super) struct Picture {
     pub(super) svg: String,
-    /// Colour and meaning.
+    /// Color and meaning.
     pub(super) legend: Vec<(String, String)>,
-    /// Number and name of each place, where names are too long to stand below them.
+    /// Number and name of each position, if the names do not fit on the axis.
     pub(super) places: Vec<(String, String)>,
 }
 
-/// More series than there are colours cannot be told apart.
+/// One series per color.
 pub(super) const MOST_SERIES: usize = SERIES.len();
 
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Places, RangedCoordf64>>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Medians, with whiskers from the least to the greatest value: lines through them, or bars. `ideal` is drawn in dashes.
+/// Medians as lines or bars, with whiskers from minimum to maximum. `ideal` is a dashed line.
 pub(super) fn medians(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[f64]>) -> Picture {
     let all = series.iter().flat_map(|series| series.values.iter().flatten());
     let most = all
@@ -78,7 +78,7 @@ pub(super) fn medians(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<
             let points: Vec<(f64, f64)> = ideal
                 .iter()
                 .enumerate()
-                .map(|(place, y)| (centre(place), *y))
+                .map(|(place, y)| (center(place), *y))
                 .collect();
             chart.draw_series(DashedLineSeries::new(points, 6, 5, INK.stroke_width(1)))?;
         }
@@ -91,11 +91,11 @@ pub(super) fn medians(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<
             if axes.are_ordered {
                 let medians = points
                     .iter()
-                    .map(|(place, spread)| (centre(*place), spread.median));
+                    .map(|(place, spread)| (center(*place), spread.median));
                 chart.draw_series(LineSeries::new(medians.clone(), color.stroke_width(2)))?;
                 whiskers(
                     chart,
-                    points.iter().map(|(place, spread)| (centre(*place), *spread)),
+                    points.iter().map(|(place, spread)| (center(*place), *spread)),
                     *color,
                 )?;
                 chart.draw_series(medians.map(|point| Circle::new(point, 4, color.filled())))?;
@@ -130,7 +130,7 @@ pub(super) fn medians(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<
     }
 }
 
-/// Bars of parts on top of one another, with a whisker for the whole; of several series beside one another, in the order given.
+/// Stacked bars with a whisker for the whole. Bars of several series are side by side, in order.
 pub(super) fn stacks<const PARTS: usize>(
     axes: &Axes<'_>,
     series: &[Series<Stack<PARTS>>],
@@ -176,7 +176,7 @@ pub(super) fn stacks<const PARTS: usize>(
     }
 }
 
-/// Lines from the least to the greatest value, where they differ.
+/// Lines from minimum to maximum, if they differ.
 fn whiskers(
     chart: &mut Chart<'_, '_>,
     spreads: impl Iterator<Item = (f64, Spread)>,
@@ -191,7 +191,7 @@ fn whiskers(
     Ok(())
 }
 
-/// Bars of several series beside one another.
+/// Bars of several series, side by side.
 struct Bars {
     width: f64,
 }
@@ -203,7 +203,7 @@ impl Bars {
         }
     }
 
-    /// From where to where a series' bar goes in a place.
+    /// Left and right side of a series' bar at a position.
     fn sides(&self, place: usize, series: usize) -> (f64, f64) {
         let left = place as f64 + 0.15 + series as f64 * self.width;
         (left, left + self.width * 0.92)
@@ -215,24 +215,23 @@ impl Bars {
     }
 }
 
-/// What stands below the places.
+/// Labels of the positions.
 struct Labels {
     below: Vec<String>,
-    /// Number and name of each, where the names are listed elsewhere.
+    /// Number and name of each position, if the names are listed in the legend.
     places: Vec<(String, String)>,
 }
 
 impl Labels {
-    /// Of a letter, in pixels of the picture: those of most names are narrower.
+    /// Width of a letter in pixels; most letters are narrower.
     const LETTER: usize = 9;
 
-    /// The names, where they fit beside one another. Otherwise only every n-th is shown of ordered ones, and numbers stand for
-    /// others.
+    /// The names, if they fit side by side. Otherwise every n-th of ordered names, or numbers.
     fn of(axes: &Axes<'_>) -> Self {
         let categories = axes.categories;
         let width = (SIZE.0 - 2 * MARGIN - LEFT) as usize / categories.len().max(1);
         let letters = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-        // Of a letter's width beside each.
+        // One letter's width as a gap.
         let widest = |names: &[String]| (letters(names) + 1) * Self::LETTER;
         let names = categories.to_vec();
         if widest(&names) <= width {
@@ -260,7 +259,7 @@ impl Labels {
     }
 }
 
-/// Axes from 0 to what is a little above `most`, and what is drawn between them.
+/// Draws axes, the y axis from 0 to slightly above `most`, and what `draw` adds.
 fn picture(
     axes: &Axes<'_>,
     labels: &Labels,
@@ -269,7 +268,6 @@ fn picture(
 ) -> String {
     let mut svg = String::new();
     let drawn = frame(&mut svg, axes, labels, most, draw);
-    // Into a string: nothing that could fail.
     drawn.expect("draws to memory");
     svg
 }
@@ -310,7 +308,7 @@ fn frame(
     Ok(())
 }
 
-/// An axis with so many places, each one wide and named at its centre.
+/// An axis with this many positions, each of width 1 and labeled at its center.
 struct Places(usize);
 
 impl Ranged for Places {
@@ -322,7 +320,7 @@ impl Ranged for Places {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        (0..self.0).map(centre).collect()
+        (0..self.0).map(center).collect()
     }
 
     fn range(&self) -> Range<f64> {
@@ -330,11 +328,11 @@ impl Ranged for Places {
     }
 }
 
-fn centre(place: usize) -> f64 {
+fn center(place: usize) -> f64 {
     place as f64 + 0.5
 }
 
-/// With as few digits as tell it from its neighbours on an axis.
+/// Formats an axis label with no more digits than it needs.
 fn number(value: f64) -> String {
     let digits = if value >= 10.0 || value == 0.0 {
         0
@@ -383,7 +381,7 @@ mod tests {
         assert_eq!(below(&names), (["1", "2", "3", "4"].map(String::from).into(), 4));
         let all = labels(&names.map(String::from), false);
         assert_eq!(all.places[3], ("4".to_owned(), names[3].to_owned()));
-        // Names that are numbers, too: otherwise nothing would say whose bars these are.
+        // Names that are numbers too: without the legend nothing would identify their bars.
         assert_eq!(below(&["0.000001"; 8]).1, 8);
     }
 

@@ -1,22 +1,22 @@
-//! Where runs were measured.
+//! Machines and versions that runs were measured on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{Machine, Measurement};
 
-/// What a report says of where its runs were measured: each a name and a value.
+/// Machines, nodes, GPUs and trainer versions of the measurements, as names and values.
 pub(super) fn circumstances<'a>(
     measurements: impl Iterator<Item = &'a Measurement> + Clone,
 ) -> Vec<(String, String)> {
     let mut machines: Vec<&Machine> = Vec::new();
     for machine in measurements.clone().filter_map(|found| found.machine.as_ref()) {
-        // What the kernel keeps for itself may differ by a page.
+        // Compare the rounded text: the kernel's share of the memory may differ by a page.
         if !machines.iter().any(|known| text(known) == text(machine)) {
             machines.push(machine);
         }
     }
     let title = if machines.len() > 1 {
-        "machines (unlike: compare with care)"
+        "machines (different: compare with care)"
     } else {
         "machine"
     };
@@ -24,7 +24,7 @@ pub(super) fn circumstances<'a>(
     let mut rows = vec![(title.to_owned(), texts.join("; "))];
     rows.extend(nodes(measurements.clone()));
     let devices: BTreeSet<&str> = measurements.filter_map(|found| found.device.as_deref()).collect();
-    // Logs name GPUs only.
+    // Logs name only GPUs.
     if !devices.is_empty() {
         rows.push(("GPUs".into(), devices.into_iter().collect::<Vec<_>>().join(", ")));
     }
@@ -34,7 +34,7 @@ pub(super) fn circumstances<'a>(
     rows
 }
 
-/// The nodes of a cluster, and whether as many ranks were measured on others.
+/// The cluster's nodes, and whether runs with equally many nodes used different ones.
 fn nodes<'a>(measurements: impl Iterator<Item = &'a Measurement>) -> Option<(String, String)> {
     let mut by_count: BTreeMap<usize, BTreeSet<&[String]>> = BTreeMap::new();
     for found in measurements.filter(|found| !found.nodes.is_empty()) {
@@ -46,7 +46,7 @@ fn nodes<'a>(measurements: impl Iterator<Item = &'a Measurement>) -> Option<(Str
     let all: BTreeSet<&String> = by_count.values().flatten().copied().flatten().collect();
     let all: Vec<&str> = all.into_iter().map(String::as_str).collect();
     let title = if by_count.values().any(|sets| sets.len() > 1) {
-        "nodes (not the same for all runs of as many: compare with care)"
+        "nodes (different for runs of the same size: compare with care)"
     } else {
         "nodes"
     };
@@ -73,11 +73,11 @@ mod tests {
             nodes: nodes.iter().map(ToString::to_string).collect(),
             ..measurement(100.0)
         };
-        let told = |found: &[Measurement]| nodes(found.iter());
-        assert_eq!(told(&[measurement(100.0)]), None);
-        let alike = [on(&["a", "b"]), on(&["a"]), on(&["a", "b"])];
-        assert_eq!(told(&alike), Some(("nodes".into(), "a, b".into())));
-        let unlike = told(&[on(&["a"]), on(&["b"])]).expect("nodes");
-        assert!(unlike.0.contains("compare with care"), "{unlike:?}");
+        let row = |found: &[Measurement]| nodes(found.iter());
+        assert_eq!(row(&[measurement(100.0)]), None);
+        let same = [on(&["a", "b"]), on(&["a"]), on(&["a", "b"])];
+        assert_eq!(row(&same), Some(("nodes".into(), "a, b".into())));
+        let different = row(&[on(&["a"]), on(&["b"])]).expect("nodes");
+        assert!(different.0.contains("compare with care"), "{different:?}");
     }
 }

@@ -1,21 +1,21 @@
-//! Which pictures a sweep gets.
+//! The charts of a sweep.
 
 use crds::study::Mode;
 
 use super::charts::{Axes, MOST_SERIES, Picture, Series, Stack, medians, stacks};
 use crate::results::{Measured, MeasuredEpoch, PointResult, Spread};
 
-/// A picture with its heading.
+/// A chart with title and caption.
 pub(super) struct Figure {
     pub(super) title: String,
-    /// What to see in it.
+    /// How to read it.
     pub(super) caption: String,
     pub(super) picture: Picture,
 }
 
 impl Figure {
-    /// Of medians, for series that have some; of more series than can be told apart there are several pictures.
-    pub(super) fn of_medians(
+    /// Charts of the series with any values: several charts if there are more series than colors.
+    pub(super) fn from_medians(
         title: &str,
         caption: &str,
         axes: &Axes<'_>,
@@ -37,19 +37,19 @@ impl Figure {
     }
 }
 
-/// Parts of an epoch's seconds, from the bottom, with their colours.
+/// Parts of an epoch's seconds, from the bottom, with their colors.
 const PARTS: [(&str, (u8, u8, u8)); 4] = [
     ("compute", (86, 130, 180)),
     ("exposed communication", (213, 74, 60)),
     ("waiting for slower ranks", (240, 170, 60)),
-    ("not told apart", (170, 175, 182)),
+    ("unattributed", (170, 175, 182)),
 ];
 /// The points of each sweep.
 pub(super) fn sweeps(points: &[PointResult]) -> impl Iterator<Item = &[PointResult]> {
     points.chunk_by(|left, right| left.point.sweep == right.point.sweep)
 }
 
-/// The points of a sweep as a grid: along the axis what the sweep is about, the rest as series.
+/// The points of a sweep as a grid: the varied value along the axis, the rest as series.
 struct Grid<'a> {
     mode: Mode,
     axis: &'static str,
@@ -62,8 +62,8 @@ impl<'a> Grid<'a> {
         let mode = points[0].point.mode;
         let axis = match mode {
             Mode::Strong | Mode::Weak => "ranks",
-            Mode::Batch => "images of a micro-batch",
-            Mode::Accumulation => "micro-batches of a step",
+            Mode::Batch => "images per micro-batch",
+            Mode::Accumulation => "micro-batches per step",
             Mode::Variants => "",
         };
         let category = |point: &PointResult| match mode {
@@ -110,7 +110,7 @@ impl<'a> Grid<'a> {
         matches!(self.mode, Mode::Strong | Mode::Weak)
     }
 
-    /// The categories of a sweep over ranks.
+    /// The categories of a sweep over ranks, as numbers.
     fn ranks(&self) -> Vec<f64> {
         self.categories
             .iter()
@@ -139,7 +139,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// Something that tells points apart.
+/// A property in which points may differ.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Difference {
     Variant,
@@ -155,7 +155,7 @@ impl Difference {
             Self::Variant => of.variant.clone().unwrap_or_default(),
             Self::Ranks => counted(of.ranks),
             Self::MicroBatch => format!("micro-batches of {}", of.first_micro_batch_size),
-            Self::Accumulation => format!("{} micro-batches a step", of.gradient_accumulation_steps),
+            Self::Accumulation => format!("{} micro-batches per step", of.gradient_accumulation_steps),
         }
     }
 }
@@ -168,11 +168,11 @@ pub(super) fn counted(ranks: u32) -> String {
     }
 }
 
-/// What tells a sweep's series apart: whatever differs but what is along the axis.
+/// The properties that name a sweep's series: those that differ, except the axis.
 pub(super) struct Names(Vec<Difference>);
 
 impl Names {
-    /// Of points of a sweep that is about `mode`; of each point alone without.
+    /// `mode` is the sweep's, which makes its axis; without it each point is a series.
     pub(super) fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
         let axis = mode.map(|mode| match mode {
             Mode::Strong | Mode::Weak => Difference::Ranks,
@@ -210,7 +210,7 @@ impl Names {
     }
 }
 
-/// The pictures of a sweep; none where nothing was measured.
+/// The charts of a sweep; none if nothing was measured.
 pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
     if points.iter().all(|point| point.measured.is_none()) {
         return vec![];
@@ -231,7 +231,7 @@ pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
 }
 
 fn parts(grid: &Grid<'_>) -> Figure {
-    // Per epoch: where batches differ, so do steps.
+    // Per epoch, because steps are not comparable if batches differ.
     let series = grid.values(|measured| {
         let steps = measured.epoch_seconds.median / measured.step_seconds.median;
         let parts = [
@@ -248,11 +248,11 @@ fn parts(grid: &Grid<'_>) -> Figure {
     let names: Vec<&str> = series.iter().map(|series| series.name.as_str()).collect();
     let beside = match names[..] {
         [_] => String::new(),
-        _ => format!(" Bars of a place, from the left: {}.", names.join("; ")),
+        _ => format!(" Bars at each position, from the left: {}.", names.join("; ")),
     };
     Figure {
         title: "Where an epoch's seconds go".into(),
-        caption: format!("Of rank 0, after the warm-up. Whiskers: the whole epoch's seconds.{beside}"),
+        caption: format!("Rank 0, after the warm-up. Whiskers: range of the whole epoch.{beside}"),
         picture: stacks(&grid.axes("seconds per epoch"), &series, PARTS),
     }
 }
@@ -262,15 +262,15 @@ fn rates(grid: &Grid<'_>) -> Vec<Figure> {
     let ideal = grid.is_over_ranks().then(|| ideal(grid, &series)).flatten();
     let caption = match &ideal {
         Some(_) => {
-            "Training images a second over all ranks, after the warm-up. Dashed: the fewest ranks' rate, multiplied."
+            "Training images per second over all ranks, after the warm-up. Dashed: ideal scaling from the fewest ranks."
         }
-        None => "Training images a second over all ranks, after the warm-up.",
+        None => "Training images per second over all ranks, after the warm-up.",
     };
     let axes = grid.axes("images per second");
-    Figure::of_medians("Throughput", caption, &axes, series, ideal.as_deref())
+    Figure::from_medians("Throughput", caption, &axes, series, ideal.as_deref())
 }
 
-/// Throughput if ranks did not slow each other down. Of a single series only: each has an ideal of its own.
+/// Throughput under ideal scaling; only for a single series, because each has a different ideal.
 fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
     let [only] = series else { return None };
     let first = only.values.first().copied().flatten()?;
@@ -286,25 +286,24 @@ fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
 fn speedups(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| measured.speedup);
     let title = match grid.mode {
-        Mode::Weak => "Speedup, with data that grow",
+        Mode::Weak => "Speedup with growing data",
         _ => "Speedup",
     };
-    let caption =
-        "Images a second over the median of the fewest ranks, times their number. Dashed: ideal scaling.";
-    Figure::of_medians(title, caption, &grid.axes("speedup"), series, Some(&grid.ranks()))
+    let caption = "Images per second over the median of the fewest ranks, times that number of ranks. Dashed: ideal scaling.";
+    Figure::from_medians(title, caption, &grid.axes("speedup"), series, Some(&grid.ranks()))
 }
 
 fn efficiencies(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| measured.efficiency.map(percent));
-    let caption = "The speedup of each rank. Dashed: ideal scaling.";
+    let caption = "Speedup per rank. Dashed: ideal scaling.";
     let ideal = vec![100.0; grid.categories.len()];
-    Figure::of_medians("Efficiency", caption, &grid.axes("percent"), series, Some(&ideal))
+    Figure::from_medians("Efficiency", caption, &grid.axes("percent"), series, Some(&ideal))
 }
 
 fn memory(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| measured.memory_bytes.map(|bytes| bytes.times(1e-6)));
-    let caption = "The most that rank 0 took: tensors on its GPU, or its whole process on CPUs.";
-    Figure::of_medians("Memory", caption, &grid.axes("megabytes"), series, None)
+    let caption = "Peak memory of rank 0: tensors on its GPU, or its whole process on CPUs.";
+    Figure::from_medians("Memory", caption, &grid.axes("megabytes"), series, None)
 }
 
 fn percent(share: Spread) -> Spread {
@@ -327,13 +326,13 @@ fn accuracies(grid: &Grid<'_>) -> Vec<Figure> {
         "train",
         grid.values(|measured| Some(percent(measured.train_accuracy))),
     ));
-    let caption = "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
-                   them, which is what many studies report.";
+    let caption = "Held out: on images that are not trained on. Train: on the last epoch's images while the model trained on \
+                   them, as many studies report it.";
     let axes = grid.axes("percent");
-    Figure::of_medians("Accuracy after the last epoch", caption, &axes, series, None)
+    Figure::from_medians("Accuracy after the last epoch", caption, &axes, series, None)
 }
 
-/// Accuracy over the epochs, on held-out images and on those that are trained on.
+/// Accuracy over the epochs, on held-out and on training images.
 fn courses(points: &[PointResult]) -> Vec<Figure> {
     let measured: Vec<(&PointResult, &Measured)> = points
         .iter()
@@ -359,16 +358,16 @@ fn courses(points: &[PointResult]) -> Vec<Figure> {
                 .map(|epoch| accuracy(measured.epochs.get(epoch)?).map(percent))
                 .collect(),
         });
-        Figure::of_medians(title, caption, &axes, lines.collect(), None)
+        Figure::from_medians(title, caption, &axes, lines.collect(), None)
     };
     let mut figures = of(
         "Held-out accuracy over epochs",
-        "Of images that are not trained on, after each epoch.",
+        "On images that are not trained on, after each epoch.",
         |epoch| epoch.validation_accuracy,
     );
     figures.extend(of(
         "Training accuracy over epochs",
-        "Of each epoch's images while the model trained on them.",
+        "On each epoch's images while the model trained on them.",
         |epoch| Some(epoch.train_accuracy),
     ));
     figures

@@ -1,4 +1,4 @@
-//! The report on a study: a page with pictures, and the same numbers as JSON, CSV and Markdown.
+//! The report on a study: a page with charts, and the same numbers as JSON, CSV and Markdown.
 
 mod charts;
 mod circumstances;
@@ -16,36 +16,36 @@ use crate::forecast::{Forecast, forecasts};
 use crate::plan::Plan;
 use crate::results::Results;
 
-/// What was studied, and on what.
+/// What was measured, and on which machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Subject {
     /// Name of the study.
     pub name: String,
-    /// What tells the machine and versions: each a name and a value.
+    /// Machines and versions, as names and values.
     pub circumstances: Vec<(String, String)>,
-    /// Steps at the start of each run that times leave out.
+    /// Steps at the start of each run that are excluded from times.
     pub warmup_steps: u64,
     /// Epochs of each run.
     pub epochs: u32,
-    /// How often each point was to be repeated.
+    /// Planned repetitions of each point.
     pub repetitions: u32,
 }
 
 /// The report on a study.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What was studied.
+    /// The study.
     pub subject: Subject,
-    /// What was measured.
+    /// Its results.
     #[serde(flatten)]
     pub results: Results,
-    /// What that says of points that were not measured.
+    /// Predictions for points that were not measured.
     pub forecasts: Vec<Forecast>,
 }
 
 impl Report {
-    /// On what the runs of a study measured: for each of [`Plan::runs`] what its repetitions did, or why they did not.
+    /// `measured` has the measurement or failure of each repetition, by index in [`Plan::runs`].
     pub fn new(
         name: &str,
         study: &ViTScalingStudySpec,
@@ -76,7 +76,7 @@ impl Report {
         ]
     }
 
-    /// One page that needs no other file.
+    /// A self-contained page.
     fn html(&self) -> String {
         page::page(self).into_string()
     }
@@ -86,7 +86,7 @@ impl Report {
         serde_json::to_string_pretty(self).expect("strings and numbers")
     }
 
-    /// A line for each point; each value as median, least and greatest.
+    /// A line for each point; each value as median, minimum and maximum.
     fn csv(&self) -> String {
         tables::csv(&self.results.points)
     }
@@ -112,7 +112,7 @@ mod tests {
         let predict = serde_saphyr::from_str(
             "{ranks: [8, 64], links: [{name: slow <link>, latencyMicroseconds: 100, gigabitsPerSecond: 0.1}]}",
         )
-        .expect("what to predict");
+        .expect("predictions");
         Report {
             subject: Subject {
                 name: "digits".into(),
@@ -141,14 +141,14 @@ mod tests {
                 && page.contains("slow &amp; late")
                 && page.contains("slow &lt;link&gt;")
         );
-        // Per sweep: parts, rates; speedup and efficiency, or memory, where there is one; accuracy, and both its courses. And what
-        // is predicted.
+        // Per sweep: parts, rates, accuracy, and two accuracies over epochs. Over ranks also
+        // speedup and efficiency, over variants memory. One chart of predictions.
         assert_eq!(page.matches("<svg").count(), 7 + 5 + 6 + 1);
         for note in [
             "The global batch grows from 16 to 64 images",
             "2 ranks train 105.5 images/s, and 107.0 with the global batch of the fewest ranks",
             "is up to 12.5 percentage points higher than on held-out images",
-            "ranks wait between their passes as if they computed at 0.5 of",
+            "ranks pause between passes to compute at 0.5 of",
         ] {
             assert!(page.contains(note), "{note}");
         }

@@ -1,4 +1,4 @@
-//! Cost models and predictions in words and tables.
+//! Cost models and predictions as text and tables.
 
 use super::charts::{Axes, Series};
 use super::figures::{Figure, counted};
@@ -6,28 +6,28 @@ use crate::forecast::{Forecast, HeldOut, Prediction};
 use crate::plan::MEASURED_NETWORK;
 use crate::results::Spread;
 
-pub(super) const EXPLANATION: &str = "Each part of a step is fitted for itself to the medians of all points of a job with like ranks, with no \
-    cost below 0. N: ranks; n: images of a rank's step; b: of its micro-batch; x(N): how far the slowest of N normal values lies above \
-    the mean.";
+pub(super) const EXPLANATION: &str = "Each part of a step is fitted separately to the medians of all points of a job with equally fast ranks. Costs \
+    are at least 0. N: ranks; n: images per rank and step; b: images per micro-batch; x(N): expected maximum of N standard normal \
+    values.";
 
-/// Ranks are doubled so many times to find where another job is faster.
+/// How often ranks are doubled to find where another job becomes faster.
 const MOST_DOUBLINGS: u32 = 12;
 
-/// A table with a line about it.
+/// A table with a title.
 pub(super) struct Table {
     pub(super) title: String,
     pub(super) titles: Vec<&'static str>,
     pub(super) rows: Vec<Vec<String>>,
 }
 
-/// What a step costs.
+/// The model's formula.
 pub(super) fn costs(forecast: &Forecast) -> String {
     let model = &forecast.model;
     let ms = |seconds: f64| format!("{} ms", significant(seconds * 1e3));
     let mut parts = vec![format!("compute {} + {} × n", ms(model.fixed), ms(model.image))];
     if model.interference > 0.0 {
         parts.push(format!(
-            "{} × n for each other rank on the same machine (at most {} are on one)",
+            "{} × n for each other rank on the same machine (at most {} per machine)",
             ms(model.interference),
             model.ranks_on_machine
         ));
@@ -38,7 +38,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
             significant(model.spread * 1e2)
         ));
     }
-    let mut text = format!("A step takes {}", parts.join(" + "));
+    let mut text = format!("Step time: {}", parts.join(" + "));
     if model.latency + model.transfer + model.contention > 0.0 {
         let traffic = model.traffic_of(forecast.gradient_accumulation_steps);
         let mut parts = Vec::new();
@@ -62,9 +62,9 @@ pub(super) fn costs(forecast: &Forecast) -> String {
                 ms(model.contention)
             ));
         }
-        text += &format!(". Communication takes {}", parts.join(" + "));
+        text += &format!(". Communication time: {}", parts.join(" + "));
         text += &match (model.tail, model.hiding) {
-            (tail, hiding) if tail >= 1.0 || hiding <= 0.0 => ", and computation hides none of it".to_owned(),
+            (tail, hiding) if tail >= 1.0 || hiding <= 0.0 => "; computation hides none of it".to_owned(),
             (tail, hiding) => format!(
                 "; computation hides up to {} × b of it, but at least {} % stays exposed",
                 ms(hiding),
@@ -75,18 +75,14 @@ pub(super) fn costs(forecast: &Forecast) -> String {
     text + "."
 }
 
-/// What follows from it.
+/// Conclusions from the model.
 pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
     let mut sentences = Vec::new();
     let enough: Vec<String> = forecast
         .enough_images
         .iter()
         .map(|enough| {
-            let by_model = if enough.is_measured {
-                ""
-            } else {
-                " (by the model alone)"
-            };
+            let by_model = if enough.is_measured { "" } else { " (extrapolated)" };
             format!(
                 "{} images on {}{by_model}",
                 enough.micro_batch_size,
@@ -96,23 +92,23 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
         .collect();
     if !enough.is_empty() {
         sentences.push(format!(
-            "Doubling the micro-batch gains less than 5 % of images/s from {}.",
+            "Doubling the micro-batch gains less than 5 % of images/s at {}.",
             enough.join(", ")
         ));
     }
     if !forecast.is_predictable {
         sentences.push(
-            "Other numbers of ranks are not predicted: that takes points of at least two numbers above 1."
+            "Other numbers of ranks are not predicted: the study needs at least two different numbers above 1."
                 .into(),
         );
     }
     if forecast.is_predictable && !forecast.knows_traffic {
-        sentences.push("Other links are not predicted: it is not known what a rank sends.".into());
+        sentences.push("Other networks are not predicted: the bytes that a rank sends are unknown.".into());
     }
     let errors = forecast.held_out.iter().map(|point| point.error().abs() * 100.0);
     if let Some(errors) = Spread::of(errors) {
         sentences.push(format!(
-            "Each of {} points by a model fitted to the others: {} % off in the median, {} % at most.",
+            "{} points, each predicted by a model fitted to the others: median error {} %, maximum {} %.",
             forecast.held_out.len(),
             significant(errors.median),
             significant(errors.most)
@@ -123,7 +119,7 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
 
 pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
     let held_out = Table {
-        title: "Each point, by a model fitted to the others:".into(),
+        title: "Each point, predicted by a model fitted to the others:".into(),
         titles: vec![
             "ranks",
             "micro-batch",
@@ -135,14 +131,14 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
         rows: forecast.held_out.iter().map(held_out_row).collect(),
     };
     let mut predicted = Table {
-        title: "Predictions; 90 % of models of randomly drawn repetitions lie in the range beside the step:"
+        title: "Predictions, with the range of 90 % of the models fitted to randomly drawn repetitions:"
             .into(),
         titles: vec![
             "network",
             "ranks",
             "micro-batch",
             "step, ms",
-            "90 %",
+            "90 % range, ms",
             "compute, ms",
             "exposed, ms",
             "straggler, ms",
@@ -184,7 +180,7 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
         prediction.ranks.to_string(),
         prediction.micro_batch_size.to_string(),
         ms(spread.median),
-        // Of single repetitions nothing tells how far they would spread.
+        // Single repetitions have no spread.
         if spread.least < spread.most {
             format!("{} to {}", ms(spread.least), ms(spread.most))
         } else {
@@ -209,24 +205,23 @@ fn network(prediction: &Prediction) -> &str {
     prediction.link.as_deref().unwrap_or(MEASURED_NETWORK)
 }
 
-/// From how many ranks on another job than before is the fastest.
+/// Sentences on the number of ranks from which another job is the fastest.
 pub(super) fn crossings(forecasts: &[Forecast]) -> Vec<String> {
     let crossings = crossings_of(forecasts).into_iter();
     crossings
         .map(|(ranks, before, after)| {
-            format!("By the model, from {ranks} ranks on, {after} is faster than {before}.")
+            format!("According to the model, {after} is faster than {before} from {ranks} ranks on.")
         })
         .collect()
 }
 
-/// Numbers of ranks, doubled from the fewest with which all were measured, at which one job overtakes another.
+/// Numbers of ranks at which one job overtakes another, doubled from the fewest that all jobs have.
 fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
     let rate = |place: usize, ranks| {
         let forecast = &forecasts[place];
         let (images, count) = (forecast.micro_batch_size, forecast.gradient_accumulation_steps);
         forecast.model.images_per_second(ranks, images, count)
     };
-    // Of jobs whose ranks cannot be predicted nothing follows.
     let places: Vec<usize> = (0..forecasts.len())
         .filter(|place| forecasts[*place].is_predictable)
         .collect();
@@ -248,7 +243,7 @@ fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
         .collect()
 }
 
-/// Predicted efficiency by ranks, a line for each network.
+/// Predicted efficiency by ranks, with a line for each network.
 pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
     let mut ranks: Vec<u32> = forecast
         .predictions
@@ -289,11 +284,11 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
         y: "percent",
         are_ordered: true,
     };
-    let caption = "Images a second of each rank over those of a single one, by the model.";
-    Figure::of_medians("Predicted efficiency", caption, &axes, series, None)
+    let caption = "Images per second and rank, relative to a single rank, according to the model.";
+    Figure::from_medians("Predicted efficiency", caption, &axes, series, None)
 }
 
-/// Three digits that count.
+/// Formats with three significant digits, up to 1000.
 fn significant(value: f64) -> String {
     let digits = if value >= 100.0 || value == 0.0 {
         0
@@ -349,33 +344,33 @@ mod tests {
     fn costs_are_told_without_what_is_zero() {
         assert_eq!(
             costs(&forecast("a", 0.02, 0.0)),
-            "A step takes compute 20.0 ms + 10.0 ms × n. Communication takes 2.00 ms × 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms × b of it, but at least 25.0 % stays exposed."
+            "Step time: compute 20.0 ms + 10.0 ms × n. Communication time: 2.00 ms × 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms × b of it, but at least 25.0 % stays exposed."
         );
         let mut alone = forecast("a", 0.0, 0.0);
         alone.knows_traffic = false;
         assert!(
-            costs(&alone).contains("takes 2.00 ms × 2 (N - 1)/N; computation"),
+            costs(&alone).contains("time: 2.00 ms × 2 (N - 1)/N; computation"),
             "{}",
             costs(&alone)
         );
         alone.model.transfer = 0.0;
-        assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms × n.");
+        assert_eq!(costs(&alone), "Step time: compute 0 ms + 10.0 ms × n.");
         alone.model.ranks_on_machine = 4;
         (alone.model.interference, alone.model.contention) = (0.002, 0.003);
         alone.model.hiding = 0.0;
         assert_eq!(
             costs(&alone),
-            "A step takes compute 0 ms + 10.0 ms × n + 2.00 ms × n for each other rank on the same machine (at most 4 are on one). Communication takes 3.00 ms for each other rank on the same machine, and computation hides none of it."
+            "Step time: compute 0 ms + 10.0 ms × n + 2.00 ms × n for each other rank on the same machine (at most 4 per machine). Communication time: 3.00 ms for each other rank on the same machine; computation hides none of it."
         );
     }
 
     #[test]
     fn a_job_that_pays_more_for_each_rank_is_overtaken() {
         let (cheap, steady) = (forecast("cheap", 0.0, 0.05), forecast("steady", 0.06, 0.0));
-        // What is exposed of 50 ms a doubling, less 16 ms that are hidden: more than 60 ms from 4 ranks on.
+        // 50 ms per doubling, of which 16 ms are hidden: more than 60 ms exposed from 4 ranks on.
         assert_eq!(
             crossings(&[cheap.clone(), steady.clone()]),
-            ["By the model, from 4 ranks on, steady is faster than cheap."]
+            ["According to the model, steady is faster than cheap from 4 ranks on."]
         );
         assert!(crossings(&[steady]).is_empty() && crossings(&[]).is_empty());
     }

@@ -1,15 +1,15 @@
-//! What a reader must know in order not to read more into numbers than is there.
+//! Notes that keep readers from misinterpreting the numbers.
 
 use crds::study::Mode;
 
 use super::figures::{Names, counted};
-use crate::plan::are_alike;
+use crate::plan::are_equal;
 use crate::results::PointResult;
 
-/// Percentage points of accuracy that are worth a note.
+/// Smallest accuracy gap, in percentage points, that gets a note.
 const LEAST_GAP: f64 = 1.0;
 
-/// Notes on a sweep, for what it has.
+/// Notes on a sweep.
 pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     let mode = points[0].point.mode;
     let mut notes = Vec::new();
@@ -19,7 +19,7 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     };
     let all: Vec<&PointResult> = points.iter().collect();
     let (least, most) = batches(&all);
-    // Along the axis: other series may have other batches.
+    // Within a series: other series may have other batches.
     let grows = points.iter().any(|point| {
         let series = points
             .iter()
@@ -29,25 +29,25 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     });
     match mode {
         Mode::Strong if grows => notes.push(format!(
-            "The global batch grows from {least} to {most} images: points with more ranks take fewer, larger steps, so part of \
-             what looks like scaling is a larger batch. {} Unless the learning rate follows the batch \
-             (training.learningRateScaling), fewer steps also train less, and accuracies are not those of the same training.",
+            "The global batch grows from {least} to {most} images: points with more ranks run fewer, larger steps, so part of \
+             the apparent scaling is due to the larger batch. {} Unless the learning rate scales with the batch \
+             (training.learningRateScaling), fewer steps also train less, and accuracies are not comparable.",
             fixed_batch(points)
         )),
         Mode::Weak => notes.push(
-            "The data grow with the ranks: a flat line of seconds per epoch is ideal, and accuracies are of unlike amounts of data."
+            "The data grow with the ranks: constant seconds per epoch are ideal, and accuracies belong to different amounts of data."
                 .into(),
         ),
         Mode::Batch | Mode::Accumulation | Mode::Variants if least != most => notes.push(format!(
-            "Steps take {least} to {most} images. With the same epochs, larger steps are fewer, and accuracy usually falls \
-             unless the learning rate follows (training.learningRateScaling)."
+            "Steps have {least} to {most} images. For the same epochs, larger batches mean fewer steps, and accuracy usually \
+             falls unless the learning rate scales with the batch (training.learningRateScaling)."
         )),
         _ => {}
     }
     for (name, speeds) in emulated(points) {
         notes.push(format!(
-            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of a core's speed, \
-             with one thread each."
+            "Emulated devices: in {name}, ranks pause between passes to compute at {speeds} of a core's speed, with one \
+             thread each."
         ));
     }
     let with_warmup = |point: &PointResult| {
@@ -61,7 +61,7 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
         && (ratio - 1.0).abs() > 0.03
     {
         notes.push(format!(
-            "The mean over all epochs, which counts the first steps too, is up to {:.0} % {} than an epoch after the warm-up. \
+            "The mean over all epochs, which includes the warm-up, is up to {:.0} % {} than an epoch after the warm-up. \
              Both are in the table.",
             (ratio - 1.0).abs() * 100.0,
             if ratio > 1.0 { "longer" } else { "shorter" }
@@ -83,12 +83,12 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
         ));
     }
     if points.iter().any(|point| point.repetitions == 1) {
-        notes.push("Some points were measured once: nothing tells how far they would spread.".into());
+        notes.push("Some points were measured once: their spread is unknown.".into());
     }
     notes
 }
 
-/// What is left of the scaling with a fixed global batch, on the most ranks for which both were measured.
+/// Throughput with a fixed global batch, on the most ranks for which both were measured.
 fn fixed_batch(points: &[PointResult]) -> String {
     let both = points.iter().filter_map(|point| {
         let measured = point.measured.as_ref()?;
@@ -96,7 +96,7 @@ fn fixed_batch(points: &[PointResult]) -> String {
         Some((point, measured.images_per_second.median, fixed.median))
     });
     let Some((point, grows, fixed)) = both.max_by_key(|(point, ..)| point.point.ranks) else {
-        return "To see what remains without that, measure the same job with globalBatch: Fixed.".into();
+        return "To exclude this effect, measure the same job with globalBatch: Fixed.".into();
     };
     let names = Names::new(points, Some(Mode::Strong));
     let series = if names.tell_apart() {
@@ -105,12 +105,12 @@ fn fixed_batch(points: &[PointResult]) -> String {
         String::new()
     };
     format!(
-        "{} train {grows:.1} images/s{series}, and {fixed:.1} with the global batch of the fewest ranks: both are in the table.",
+        "{} train {grows:.1} images/s{series}, and {fixed:.1} with the global batch of the fewest ranks; both are in the table.",
         counted(point.point.ranks)
     )
 }
 
-/// Variants whose ranks emulate slower devices, and how fast those are, on the most ranks.
+/// Variants whose ranks emulate slower devices, with the speeds on the most ranks.
 fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
     let mut found: Vec<(String, Vec<f64>)> = Vec::new();
     for point in points.iter().filter(|point| !point.point.speeds.is_empty()) {
@@ -123,7 +123,7 @@ fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
         }
     }
     let words = |speeds: &[f64]| match speeds {
-        [first, ..] if are_alike(speeds) => first.to_string(),
+        [first, ..] if are_equal(speeds) => first.to_string(),
         _ => speeds
             .iter()
             .map(ToString::to_string)

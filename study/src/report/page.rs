@@ -1,4 +1,4 @@
-//! The page.
+//! The HTML page.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -56,7 +56,7 @@ pub(super) fn page(report: &Report) -> Markup {
 fn how(subject: &Subject) -> Markup {
     let runs = match subject.repetitions {
         1 => "once".to_owned(),
-        many => format!("{many} times, with a seed each"),
+        many => format!("{many} times with different seeds"),
     };
     let epochs = match subject.epochs {
         1 => "1 epoch".to_owned(),
@@ -65,7 +65,7 @@ fn how(subject: &Subject) -> Markup {
     html! {
         p.muted {
             "Every point trained for " (epochs) ", " (runs) ". Values are medians, with minimum and maximum \
-             below them and as whiskers. Times leave out the first " (subject.warmup_steps) " steps."
+             below them and as whiskers. Times exclude the first " (subject.warmup_steps) " steps."
         }
     }
 }
@@ -73,9 +73,9 @@ fn how(subject: &Subject) -> Markup {
 fn terms() -> Markup {
     html! {
         p.muted {
-            b { "Compute" } ": data, forward and backward pass, optimizer, and what the host does between steps. " b { "Exposed" } ": waiting for communication that every \
-             rank had begun. " b { "Straggler" } ": waiting for slower ranks. DeepSpeed's " code { "bwd_allreduce" } " is exposed + \
-             straggler. " b { "Communication" } ": collectives under way, hidden by computation or not."
+            b { "Compute" } ": data, forward and backward pass, optimizer, and host work between steps. " b { "Exposed" } ": waiting for communication that every \
+             rank has started. " b { "Straggler" } ": waiting for slower ranks. DeepSpeed's " code { "bwd_allreduce" } " is exposed + \
+             straggler. " b { "Communication" } ": time of collectives, hidden by computation or not."
         }
     }
 }
@@ -97,7 +97,7 @@ fn sweep(points: &[PointResult]) -> Markup {
 
 fn models(report: &Report) -> Markup {
     html! {
-        h2 { "What a step costs, and what that predicts" }
+        h2 { "Cost model and predictions" }
         p.muted { (models::EXPLANATION) }
         @for sentence in models::crossings(&report.forecasts) { p { (sentence) } }
         @for forecast in &report.forecasts {
@@ -158,7 +158,7 @@ fn table(points: &[PointResult]) -> Markup {
     }
 }
 
-/// A median, and below it from where to where values spread.
+/// A median, with the range below it.
 fn cell((median, spread): (String, Option<String>)) -> Markup {
     html! {
         td { (median) @if let Some(spread) = spread { small { (spread) } } }

@@ -1,4 +1,4 @@
-//! The numbers of points in rows.
+//! Tables of points.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ use crate::results::{Measured, PointResult, Spread};
 
 /// A value of a point.
 pub(super) struct Column {
-    /// For programs.
+    /// Name in the CSV.
     key: &'static str,
-    /// For people, with the unit.
+    /// Title in other tables, with the unit.
     pub(super) title: &'static str,
-    /// What a median is multiplied with for people.
+    /// Factor from the CSV's unit to the title's.
     scale: f64,
-    /// Digits after the point for people.
+    /// Decimal places in other tables.
     digits: usize,
     value: fn(&Measured) -> Option<Spread>,
 }
@@ -183,7 +183,7 @@ const COLUMNS: [Column; 23] = [
     },
 ];
 
-/// The columns that some of these points have a value for.
+/// The columns for which any of these points has a value.
 pub(super) fn columns(points: &[PointResult]) -> Vec<&'static Column> {
     let has_value = |column: &Column| {
         points
@@ -195,7 +195,7 @@ pub(super) fn columns(points: &[PointResult]) -> Vec<&'static Column> {
 }
 
 impl Column {
-    /// The median, with the least and the greatest where they differ.
+    /// The median, with minimum and maximum if they differ.
     pub(super) fn text(&self, point: &PointResult) -> String {
         match self.parts(point) {
             (median, Some(spread)) => format!("{median} ({spread})"),
@@ -203,7 +203,7 @@ impl Column {
         }
     }
 
-    /// The median; the least and the greatest where they differ.
+    /// The median; minimum and maximum if they differ.
     pub(super) fn parts(&self, point: &PointResult) -> (String, Option<String>) {
         let Some(spread) = point.measured.as_ref().and_then(self.value) else {
             return (String::new(), None);
@@ -215,7 +215,7 @@ impl Column {
     }
 }
 
-/// What tells a point from others, and how often it was measured.
+/// Columns that identify a point, and its number of repetitions.
 pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
     let of = &point.point;
     [
@@ -228,7 +228,7 @@ pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
     ]
 }
 
-/// What tells a point from others, in words.
+/// The columns that identify a point, as text.
 pub(super) fn words(point: &PointResult) -> String {
     let named = place(point)
         .into_iter()
@@ -290,7 +290,7 @@ fn markdown_row(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// Names may have several lines.
+/// Joins the lines of names.
 fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }
@@ -335,7 +335,7 @@ pub(super) fn markdown(report: &Report) -> String {
     for forecast in &report.forecasts {
         let _ = writeln!(
             text,
-            "\n## What a step costs: {}\n\n{}",
+            "\n## Cost model: {}\n\n{}",
             one_line(&forecast.name),
             models::costs(forecast)
         );

@@ -1,4 +1,4 @@
-//! Pods Running per second: 200 jobs of 8 pods on 500 nodes, by each contender on a new cluster.
+//! Pods Running per second: 200 jobs of 8 pods on 500 nodes, for each contender on a new cluster.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -23,14 +23,14 @@ const NODES: usize = 500;
 const JOBS: usize = 200;
 const PODS_PER_JOB: usize = 8;
 const PODS: usize = JOBS * PODS_PER_JOB;
-/// Rounds of the two contenders that are compared closely; the others take minutes and are measured once.
+/// Rounds of the two main contenders; the others need minutes and run once.
 const ROUNDS: usize = 3;
 
 /// One contender's run.
 struct Run {
     pods_per_second: f64,
     cpu_seconds: BTreeMap<String, f64>,
-    /// By everyone: the contender, the scheduler, the controllers, the fake kubelets.
+    /// Requests of all clients: contender, scheduler, controllers, fake kubelets.
     requests: Requests,
 }
 
@@ -38,31 +38,31 @@ pub(crate) async fn measure() -> Result<Report> {
     let (mut ours, mut raw) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let (run, made) = on_testbed(NODES, RAISED, ours_on).await?;
-        ours.push(run.told("ours"));
+        ours.push(run.printed("ours"));
         let run = on_testbed(NODES, RAISED, async |testbed| {
             until_running(testbed, &Api::namespaced(testbed.client.clone(), NAMESPACE), made).await
         })
         .await?;
-        raw.push(run.told("raw_create"));
+        raw.push(run.printed("raw_create"));
     }
     let rates = |runs: &[Run]| runs.iter().map(|run| run.pods_per_second).collect::<Vec<_>>();
     let (own, limit) = (rates(&ours), rates(&raw));
     let ratios = own.iter().zip(&limit).map(|(own, limit)| own / limit).collect();
     let training_operator = on_testbed(NODES, RAISED, training_operator_on)
         .await?
-        .told("training_operator");
+        .printed("training_operator");
     let times = median(own.clone()) / training_operator.pods_per_second;
     let indexed_job = on_testbed(NODES, SHIPPED, indexed_jobs_on)
         .await?
-        .told("indexed_job");
+        .printed("indexed_job");
     let raised = on_testbed(NODES, RAISED, indexed_jobs_on)
         .await?
-        .told("indexed_job_raised_rate");
+        .printed("indexed_job_raised_rate");
 
     let mut report = Report::new(format!(
         "create: pods Running per second, {JOBS} jobs of {PODS_PER_JOB} pods on {NODES} nodes"
     ));
-    let plain = "the same pods posted by a plain client";
+    let plain = "the same pods created by a plain client";
     let (mut cpu_seconds, mut requests) = (json!({}), json!({}));
     for (key, what, runs) in [
         ("ours", format!("ours, median of {ROUNDS}"), ours),
@@ -109,7 +109,7 @@ pub(crate) async fn measure() -> Result<Report> {
     Ok(report)
 }
 
-/// Our run, and the pods that it made, for posting them by hand.
+/// Our run and its pods, for the plain client.
 async fn ours_on(testbed: &Testbed) -> Result<(Run, Vec<Pod>)> {
     testbed.start_operator().await?;
     let jobs = (0..JOBS)
@@ -137,7 +137,7 @@ async fn indexed_jobs_on(testbed: &Testbed) -> Result<Run> {
     until_running(testbed, &Api::namespaced(testbed.client.clone(), NAMESPACE), jobs).await
 }
 
-/// From the first object posted until all pods run.
+/// Measures from the first created object until all pods run.
 async fn until_running<K>(testbed: &Testbed, api: &Api<K>, objects: Vec<K>) -> Result<Run>
 where
     K: Clone + Debug + Serialize + DeserializeOwned,
@@ -154,7 +154,7 @@ where
 }
 
 impl Run {
-    fn told(self, contender: &str) -> Self {
+    fn printed(self, contender: &str) -> Self {
         say(format_args!(
             "{contender}: {:.1} pods Running per second; CPU seconds {:?}; requests\n{}",
             self.pods_per_second, self.cpu_seconds, self.requests
@@ -163,7 +163,7 @@ impl Run {
     }
 }
 
-/// The one in the middle.
+/// The middle value.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

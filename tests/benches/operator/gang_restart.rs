@@ -1,4 +1,5 @@
-//! A gang of 1,000 pods, from one failed container until all pods are created again, and the same by a plain client.
+//! A gang of 1,000 pods, from a failed container until all pods are recreated, with the operator
+//! and with a plain client.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -20,7 +21,7 @@ use crate::testbed::{RAISED, Testbed, on_testbed};
 use crate::usage::{self, hundredths};
 use crate::workload::{self, NAMESPACE, POSTED_AT_ONCE};
 
-/// A few more than pods, so that the node of the failed one can be avoided.
+/// A few more than pods, so that the failed pod's node can be avoided.
 const NODES: usize = 1_020;
 const PODS: usize = 1_000;
 /// The pod that fails, neither the first nor the last.
@@ -28,8 +29,8 @@ const FAILS: usize = 500;
 
 /// A restart.
 struct Restart {
-    /// Seconds of its phases, one after another: from the failed container until the first of the other pods is gone, until no
-    /// pod of the old attempt is left, until the first new one is there, and until all are.
+    /// Seconds of its consecutive phases: until the first other pod is gone, until all old pods are
+    /// gone, until the first new pod exists, and until all exist.
     phases: [(&'static str, f64); 4],
     cpu_seconds: BTreeMap<String, f64>,
 }
@@ -67,7 +68,7 @@ pub(crate) async fn measure() -> Result<Report> {
     let (own, limit) = (rate(ours.seconds()), rate(create_seconds));
     let raw_restart = rate(raw.seconds());
     let mut report = Report::new(format!(
-        "gang_restart: a gang of {PODS} pods on {NODES} nodes, from a failed container until all pods are created again"
+        "gang_restart: a gang of {PODS} pods on {NODES} nodes, from a failed container until all pods are recreated"
     ));
     let unit = "pods/s";
     report.add("pods_per_second", "ours", own, unit);
@@ -77,14 +78,14 @@ pub(crate) async fn measure() -> Result<Report> {
         limit,
         unit,
     );
-    let again = "deleted, seen gone, and created again by a plain client";
+    let again = "deleted and recreated by a plain client";
     report.add("raw_restart", again, raw_restart, unit);
     report
         .add("ratio_to_raw_create", "ours / created", own / limit, "")
         .at_least(0.9);
     report.add(
         "ratio_to_raw_restart",
-        "ours / deleted and created again",
+        "ours / deleted and recreated",
         own / raw_restart,
         "",
     );
@@ -101,7 +102,7 @@ pub(crate) async fn measure() -> Result<Report> {
     Ok(report)
 }
 
-/// Our restart, and the pods that came of it, for posting them by hand.
+/// Our restart and its new pods, for the plain client.
 async fn ours_on(testbed: &Testbed) -> Result<(Restart, Vec<Pod>)> {
     testbed.start_operator().await?;
     let jobs: Api<ViTTrainingJob> = Api::namespaced(testbed.client.clone(), NAMESPACE);
@@ -117,7 +118,7 @@ async fn ours_on(testbed: &Testbed) -> Result<(Restart, Vec<Pod>)> {
     Ok((restart, made.items.into_iter().map(workload::as_posted).collect()))
 }
 
-/// Seconds in which a plain client creates the pods, and its restart.
+/// Seconds in which a plain client creates the pods, and the restart by it.
 async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
     let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
     let started = Instant::now();
@@ -127,7 +128,7 @@ async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
         Ok(started.elapsed().as_secs_f64())
     };
     let (_, create_seconds) = tokio::try_join!(running, posted)?;
-    // Pods of a name cannot be told from those that had it before, so the new ones get a label.
+    // New pods have the names of the old ones, so a label distinguishes them.
     let again = made.into_iter().map(|mut pod| {
         let label = ("again".to_owned(), "true".to_owned());
         pod.metadata.labels.get_or_insert_default().extend([label]);
@@ -145,19 +146,19 @@ async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
     Ok((create_seconds, restart))
 }
 
-/// Follows a restart that `begin` brings about: pods that match `old` go, pods that match `new` come.
+/// Measures a restart that `begin` triggers: pods of `old` disappear, pods of `new` appear.
 async fn timed(
     testbed: &Testbed,
     old: &str,
     new: &str,
     begin: impl Future<Output = Result<()>>,
 ) -> Result<Restart> {
-    let labelled = |labels: &str| watcher::Config::default().labels(labels);
+    let labeled = |labels: &str| watcher::Config::default().labels(labels);
     let before = testbed.cpu_seconds()?;
     let started = Instant::now();
     let (gone, come, ()) = tokio::try_join!(
-        pods::vanish(&testbed.client, labelled(old)),
-        pods::appear(&testbed.client, labelled(new), PODS),
+        pods::vanish(&testbed.client, labeled(old)),
+        pods::appear(&testbed.client, labeled(new), PODS),
         begin
     )?;
     let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
@@ -172,7 +173,7 @@ async fn timed(
     })
 }
 
-/// Says of one pod what its kubelet would say when the trainer has crashed.
+/// Writes the status that a pod's kubelet would write after a crash of the trainer.
 async fn fail_container(testbed: &Testbed) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
     let name = format!("job-0-1-{FAILS}");
@@ -187,11 +188,11 @@ async fn fail_container(testbed: &Testbed) -> Result<()> {
     }});
     pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
         .await
-        .with_context(|| format!("cannot let pod {name} fail"))?;
+        .with_context(|| format!("cannot make pod {name} fail"))?;
     Ok(())
 }
 
-/// Deletes pods as the operator does: politely, many at once.
+/// Deletes pods like the operator: gracefully and concurrently.
 async fn delete_all(pods: &Api<Pod>, which: &[Pod]) -> Result<()> {
     let parameters = DeleteParams::default();
     stream::iter(which.iter().filter_map(|pod| pod.metadata.name.as_deref()))

@@ -1,7 +1,7 @@
-//! The operator at scale, on a real API server, etcd, scheduler and controller manager whose nodes are fake (KWOK),
-//! beside a plain client, a peer and Indexed Jobs. Writes the keys `create`, `gang_restart` and `scale` of
+//! The operator at scale, on a real control plane with fake nodes (KWOK), compared with a plain
+//! client, a peer and Indexed Jobs. Writes the keys `create`, `gang_restart` and `scale` of
 //! `target/bench/operator.json`; docs/performance.md defines them. Needs root.
-#![allow(clippy::print_stdout, reason = "the table is what it is for")]
+#![allow(clippy::print_stdout, reason = "the table is the result")]
 
 mod create;
 mod gang_restart;
@@ -22,10 +22,10 @@ use report::Report;
 
 #[derive(Parser)]
 struct Arguments {
-    /// What is measured; everything if not given.
+    /// The parts to measure; default: all.
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// Given by `cargo bench`.
+    /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -33,11 +33,11 @@ struct Arguments {
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Part {
-    /// Pods Running per second, beside a plain client, training-operator and Indexed Jobs.
+    /// Pods Running per second, compared with a plain client, training-operator and Indexed Jobs.
     Create,
-    /// A large gang, from a failed container until all pods are created again.
+    /// A large gang, from a failed container until all pods are recreated.
     GangRestart,
-    /// Thousands of nodes and jobs: time, rounds, API calls, memory.
+    /// Thousands of nodes and jobs: time, reconciles, API calls, memory.
     Scale,
 }
 
@@ -60,8 +60,8 @@ async fn main() -> Result<()> {
     let mut tables = Vec::new();
     for part in Part::value_variants().iter().copied().filter(is_chosen) {
         let report = part.measure().await?;
-        // Each at once: what was measured is not lost with a later part.
-        let key = part.to_possible_value().context("none is skipped")?;
+        // Save each part at once, in case a later one fails.
+        let key = part.to_possible_value().context("the part has no name")?;
         report.save(key.get_name())?;
         tables.push(report.to_string());
     }

@@ -1,7 +1,7 @@
 //! kubeflow training-operator 1.8.1, started outside a cluster.
 //!
-//! In its pod it finds its webhook's certificate mounted from a Secret that it fills itself. Here it gets a `/tmp` of its
-//! own, into which the certificate is copied. No job goes through the webhook, which only spares it work.
+//! In a pod, its webhook's certificate is mounted from a Secret that it fills itself. Here the
+//! certificate is copied to its private `/tmp`. No job passes the webhook, which only saves work.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ use vit_tests::process;
 
 use crate::testbed::Testbed;
 
-/// The name under which its process and log are recorded, and that of its program.
+/// The name of its program, process and log.
 pub(crate) const TRAINING_OPERATOR: &str = "training-operator";
 
 const NAMESPACE: &str = "kubeflow";
 const SECRET: &str = "training-operator-webhook-cert";
 const CERTIFICATES: &str = "tmp/k8s-webhook-server/serving-certs";
-/// Jobs that it works on at once; its default is one.
+/// Its concurrent reconciles; the default is one.
 const THREADS: u32 = 8;
 
 /// Starts training-operator and waits until it is ready.
@@ -62,18 +62,18 @@ pub(crate) async fn start_training_operator(testbed: &Testbed) -> Result<()> {
     .map(str::to_owned);
     let path = testbed.cluster.binaries().search_path();
     let pid = process::start(state, TRAINING_OPERATOR, None, &words, &path)?;
-    hand_over_certificate(testbed, Path::new(&format!("/proc/{pid}/root"))).await?;
+    copy_certificate(testbed, Path::new(&format!("/proc/{pid}/root"))).await?;
     let ready = format!("http://{}:8081/readyz", state.addresses().api());
     testbed
-        .until("training-operator does not get ready", || {
+        .until("training-operator did not become ready", || {
             process::check(state, TRAINING_OPERATOR)?;
             Ok(ureq::get(&ready).call().is_ok())
         })
         .await
 }
 
-/// Does what the kubelet would do: once the Secret is filled, its entries are files.
-async fn hand_over_certificate(testbed: &Testbed, root: &Path) -> Result<()> {
+/// Writes the Secret's entries as files once it is filled, like the kubelet.
+async fn copy_certificate(testbed: &Testbed, root: &Path) -> Result<()> {
     let secrets: Api<Secret> = Api::namespaced(testbed.client.clone(), NAMESPACE);
     let is_filled = |secret: Option<&Secret>| {
         let data = secret.and_then(|secret| secret.data.as_ref());
@@ -82,11 +82,11 @@ async fn hand_over_certificate(testbed: &Testbed, root: &Path) -> Result<()> {
     let filled = kube::runtime::wait::await_condition(secrets, SECRET, is_filled);
     let secret = tokio::time::timeout(std::time::Duration::from_secs(60), filled)
         .await
-        .context("training-operator makes no certificate")??;
+        .context("training-operator did not create a certificate")??;
     let folder = root.join(CERTIFICATES);
     fs::create_dir_all(&folder)?;
     let data = secret.and_then(|secret| secret.data).unwrap_or_default();
-    // What it waits for comes last.
+    // It waits for the certificate, so write that last.
     for name in ["tls.key", "tls.crt"] {
         let value = data
             .get(name)

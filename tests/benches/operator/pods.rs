@@ -1,4 +1,4 @@
-//! When pods are where they should be, told by a watch of their metadata.
+//! Measures when pods appear and vanish, by a watch of their metadata.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use kube::{Api, Client, ResourceExt as _};
 
 use crate::workload::NAMESPACE;
 
-/// No pod may take longer. The slowest contender needs 3 minutes for all of them.
+/// Time limit for all pods. The slowest contender needs 3 minutes.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// The pods that run. Filtered by the server, so that watching costs little.
+/// Running pods, filtered by the server to keep the watch cheap.
 pub(crate) fn running() -> watcher::Config {
     watcher::Config::default().fields("status.phase=Running")
 }
 
-/// When the first and the last of so many pods were seen to match.
+/// When the first and the last of `count` matching pods were seen.
 pub(crate) async fn appear(
     client: &Client,
     which: watcher::Config,
@@ -31,7 +31,7 @@ pub(crate) async fn appear(
         let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), NAMESPACE);
         let mut events = Box::pin(watch(api, which));
         while times.len() < count {
-            let event = events.try_next().await?.context("a watch never ends")?;
+            let event = events.try_next().await?.context("the watch ended")?;
             if let watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) = event {
                 times.entry(pod.name_any()).or_insert_with(Instant::now);
             }
@@ -41,14 +41,17 @@ pub(crate) async fn appear(
     if let Ok(watched) = tokio::time::timeout(DEADLINE, watching).await {
         watched?;
     } else {
-        bail!("{} of {count} pods were there after {DEADLINE:?}", times.len());
+        bail!(
+            "only {} of {count} pods appeared within {DEADLINE:?}",
+            times.len()
+        );
     }
-    let first = times.values().min().context("no pods were asked for")?;
-    let last = times.values().max().context("no pods were asked for")?;
+    let first = times.values().min().context("no pods were expected")?;
+    let last = times.values().max().context("no pods were expected")?;
     Ok((*first, *last))
 }
 
-/// When the first and the last of all pods that match went away; they are there when the watch begins.
+/// When the first and the last matching pod vanished. They must exist when the watch begins.
 pub(crate) async fn vanish(client: &Client, which: watcher::Config) -> Result<(Instant, Instant)> {
     let mut left = 0_usize;
     let mut first = None;
@@ -56,7 +59,7 @@ pub(crate) async fn vanish(client: &Client, which: watcher::Config) -> Result<(I
         let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), NAMESPACE);
         let mut events = Box::pin(watch(api, which));
         loop {
-            match events.try_next().await?.context("a watch never ends")? {
+            match events.try_next().await?.context("the watch ended")? {
                 watcher::Event::Init => left = 0,
                 watcher::Event::InitApply(_) => left += 1,
                 watcher::Event::Delete(_) => {
@@ -73,7 +76,7 @@ pub(crate) async fn vanish(client: &Client, which: watcher::Config) -> Result<(I
     if let Ok(watched) = tokio::time::timeout(DEADLINE, watching).await {
         watched?;
     } else {
-        bail!("{left} pods were left after {DEADLINE:?}");
+        bail!("{left} pods remain after {DEADLINE:?}");
     }
-    Ok((first.context("no pods were there")?, Instant::now()))
+    Ok((first.context("no pods vanished")?, Instant::now()))
 }

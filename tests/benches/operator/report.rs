@@ -1,4 +1,4 @@
-//! What was measured: as a table, and as a key of `target/bench/operator.json`.
+//! Results as a table, and as a key of `target/bench/operator.json`.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub(crate) struct Report {
     details: Value,
 }
 
-/// How large or small a number has to be.
+/// A required limit of a number.
 struct Bar {
     name: &'static str,
     sign: &'static str,
@@ -81,12 +81,12 @@ impl Report {
         self.rows.last_mut().expect("one was added")
     }
 
-    /// Adds what is in the file and not in the table.
+    /// Adds a value to the file only.
     pub(crate) fn detail(&mut self, key: &str, value: impl Into<Value>) {
         self.details[key] = value.into();
     }
 
-    /// Writes a key of the file; the others stay as they are.
+    /// Writes a key of the file; other keys stay.
     pub(crate) fn save(&self, key: &str) -> Result<()> {
         let path = root().join("target/bench/operator.json");
         let mut all: Value = if path.exists() {

@@ -1,4 +1,4 @@
-//! What the API server was asked by everyone, and how long it took over it: where the time of a measurement goes.
+//! Requests of all clients to the API server, and their durations: they show where time is spent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use vit_tests::exposition::Exposition;
 
 use crate::usage::hundredths;
 
-/// How long the API server took over answered requests, as it says itself.
+/// The API server's own metric of request durations.
 const SECONDS: &str = "apiserver_request_duration_seconds";
-/// Calls that are told; the others together are few.
-const TOLD: usize = 16;
+/// Kinds of requests to print; the others are rare.
+const PRINTED: usize = 16;
 
-/// Answered requests by verb and resource, such as `PUT vittrainingjobs/status`: how many, and seconds that all of them
-/// together took, from the first byte to the last. Where processors are short, most of that is waiting for one.
+/// Answered requests by verb and resource, such as `PUT vittrainingjobs/status`: their number and
+/// total seconds from first to last byte. On a busy machine, most of that is waiting for a CPU.
 #[derive(Clone, Default)]
 pub(crate) struct Requests(BTreeMap<String, (f64, f64)>);
 
 impl Requests {
-    /// All requests that the API server has answered. Watches last, and are none.
+    /// All requests that the API server has answered, except watches, which never end.
     pub(crate) fn read(metrics: &Exposition) -> Self {
         let mut requests = Self::default();
         for sample in metrics.of(&format!("{SECONDS}_count")) {
@@ -35,7 +35,7 @@ impl Requests {
         requests
     }
 
-    /// The requests since an earlier look.
+    /// The requests since an earlier reading.
     pub(crate) fn since(mut self, earlier: &Self) -> Self {
         for (call, (count, seconds)) in &earlier.0 {
             let now = self.0.entry(call.clone()).or_default();
@@ -46,23 +46,23 @@ impl Requests {
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        let told = |(call, (count, seconds)): (&String, &(f64, f64))| {
+        let entry = |(call, (count, seconds)): (&String, &(f64, f64))| {
             (
                 call.clone(),
                 json!({"count": count, "seconds": hundredths(*seconds)}),
             )
         };
-        self.0.iter().map(told).collect()
+        self.0.iter().map(entry).collect()
     }
 }
 
-/// A table, what took longest first.
+/// A table, longest total first.
 impl fmt::Display for Requests {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut calls: Vec<_> = self.0.iter().collect();
         calls.sort_by(|(_, one), (_, other)| other.1.total_cmp(&one.1));
         let all: f64 = calls.iter().map(|(_, answered)| answered.1).sum();
-        for (call, (count, seconds)) in calls.into_iter().take(TOLD) {
+        for (call, (count, seconds)) in calls.into_iter().take(PRINTED) {
             let share = 100.0 * seconds / all;
             writeln!(
                 formatter,
@@ -73,7 +73,7 @@ impl fmt::Display for Requests {
     }
 }
 
-/// What a series counts.
+/// The request that a series counts.
 fn call(labels: &BTreeMap<String, String>) -> Option<String> {
     let label = |name| labels.get(name).map_or("", String::as_str);
     let verb = label("verb");

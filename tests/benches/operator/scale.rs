@@ -1,4 +1,4 @@
-//! 1,000 jobs of 16 pods on 5,000 nodes: how long until all of them run, and what it takes of the operator.
+//! 1,000 jobs of 16 pods on 5,000 nodes: time until all run, and the operator's use of resources.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -41,7 +41,7 @@ async fn measure_on(testbed: &Testbed) -> Result<Report> {
         (testbed.operator_calls()?.len(), rounds()?, testbed.cpu_seconds()?);
     let started = Instant::now();
     workload::post(&api, jobs).await?;
-    say(format_args!("{JOBS} jobs are posted"));
+    say(format_args!("{JOBS} jobs created"));
     testbed.until_jobs("Running", JOBS).await?;
     let seconds = started.elapsed().as_secs_f64();
     let calls = testbed.operator_calls()?.split_off(calls_before);
@@ -54,13 +54,13 @@ async fn measure_on(testbed: &Testbed) -> Result<Report> {
     ));
     report.add(
         "seconds_to_all_running",
-        "from the first job posted until all run",
+        "from the first created job until all run",
         seconds,
         "s",
     );
     for (key, share) in [("reconcile_p50_ms", 0.5), ("reconcile_p99_ms", 0.99)] {
         let what = format!(
-            "{:.0} % of {} reconciles take at most",
+            "{:.0} % of {} reconciles last at most",
             share * 100.0,
             rounds.count()
         );
@@ -85,7 +85,7 @@ async fn measure_on(testbed: &Testbed) -> Result<Report> {
         .at_most(150.0 * MEBIBYTE);
     report.add(
         "cpu_seconds",
-        "CPU time of the operator, its start included",
+        "CPU time of the operator, including its start",
         usage::cpu_seconds(pid)?,
         "s",
     );

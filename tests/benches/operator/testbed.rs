@@ -1,4 +1,4 @@
-//! What every contender gets: a new cluster whose nodes are fake, at rest.
+//! The testbed of every contender: a new, idle cluster with fake nodes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,17 +18,17 @@ use crate::usage;
 
 /// GPUs of a node.
 pub(crate) const GPUS_PER_NODE: u32 = 8;
-/// How long a program may take until it is ready.
+/// Time limit for a program to become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
-/// How often it is asked.
+/// How often readiness is checked.
 const POLL: Duration = Duration::from_millis(200);
-/// The operator's identity: that of the shipped chart, with its rights and no others.
+/// The operator's service account, with exactly the rights of the shipped chart.
 const ACCOUNT: Account<'_> = Account {
     namespace: OPERATOR,
     name: OPERATOR,
 };
 
-/// All programs whose use of processors is told.
+/// Programs whose CPU time is reported.
 const PROGRAMS: [&str; 7] = [
     "etcd",
     "kube-apiserver",
@@ -39,13 +39,13 @@ const PROGRAMS: [&str; 7] = [
     crate::peers::TRAINING_OPERATOR,
 ];
 
-/// How many calls a second the controller manager allows itself, and in a burst. All other flags are the same for everyone.
+/// The controller manager's limit of calls per second, and its burst. All other flags are equal.
 #[derive(Clone, Copy)]
 pub(crate) struct ControllerRate(u32, u32);
 
 /// The controller manager's defaults.
 pub(crate) const SHIPPED: ControllerRate = ControllerRate(20, 30);
-/// Enough for all that is measured here.
+/// Enough for all measurements here.
 pub(crate) const RAISED: ControllerRate = ControllerRate(500, 1_000);
 
 pub(crate) struct Testbed {
@@ -53,7 +53,7 @@ pub(crate) struct Testbed {
     pub(crate) client: Client,
 }
 
-/// Runs a measurement on a new testbed, and takes that down, whatever comes of it.
+/// Runs a measurement on a new testbed, and removes it even after a failure.
 pub(crate) async fn on_testbed<T>(
     nodes: usize,
     rate: ControllerRate,
@@ -80,19 +80,19 @@ impl Testbed {
             cluster,
         };
         testbed.restart_control_plane(rate).await?;
-        // Of the chart all but its replicas: the operator runs beside the cluster.
+        // Without replicas: the operator runs outside the cluster.
         operator::install(&testbed.cluster, &["replicaCount=0".to_owned()])?;
         testbed.established("vittrainingjobs.vit-operator.dev").await?;
         kwok::add_nodes(&testbed.client, nodes, &GpuProduct::H200, GPUS_PER_NODE).await?;
         kwok::start(&testbed.cluster)?;
         testbed.at_rest().await?;
         say(format_args!(
-            "{nodes} fake nodes are there, and the API server is at rest"
+            "{nodes} fake nodes exist, and the API server is idle"
         ));
         Ok(testbed)
     }
 
-    /// The flags that differ from those of other test clusters.
+    /// Sets the flags that differ from other test clusters.
     async fn restart_control_plane(&self, rate: ControllerRate) -> Result<()> {
         let manager = [
             format!("--kube-api-qps={}", rate.0),
@@ -101,7 +101,7 @@ impl Testbed {
         self.cluster
             .restart_with_flags("kube-controller-manager", &manager)
             .await?;
-        // Its default of 50 binds a second would be all that is measured.
+        // Its default of 50 binds per second would dominate the measurement.
         let scheduler = ["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned);
         self.cluster
             .restart_with_flags("kube-scheduler", &scheduler)
@@ -118,7 +118,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Starts the built operator as a process of its own, and waits until it leads.
+    /// Starts the built operator as a process, and waits until it leads.
     pub(crate) async fn start_operator(&self) -> Result<()> {
         let program = vit_tests::root().join("target/release/vit-operator");
         operator::start(
@@ -127,7 +127,7 @@ impl Testbed {
             &["--metrics-address=0.0.0.0:8080".to_owned()],
         )?;
         let state = self.cluster.state();
-        self.until("the operator does not lead", || {
+        self.until("the operator did not become the leader", || {
             process::check(state, OPERATOR)?;
             let leads = self.operator_metrics().ok();
             Ok(leads.is_some_and(|metrics| metrics.sum("vit_operator_leader") > 0.0))
@@ -135,16 +135,16 @@ impl Testbed {
         .await
     }
 
-    /// What the operator tells of itself.
+    /// The operator's metrics.
     pub(crate) fn operator_metrics(&self) -> Result<Exposition> {
         let address = self.cluster.state().addresses().api();
         let mut answer = ureq::get(format!("http://{address}:8080/metrics")).call()?;
         Ok(Exposition::parse(&answer.body_mut().read_to_string()?))
     }
 
-    /// Waits until so many jobs are in a phase, as the operator counts them.
+    /// Waits until `count` jobs are in a phase, by the operator's metrics.
     pub(crate) async fn until_jobs(&self, phase: &str, count: usize) -> Result<()> {
-        self.until(&format!("{count} jobs do not get {phase}"), || {
+        self.until(&format!("{count} jobs did not become {phase}"), || {
             let metrics = self.operator_metrics()?;
             let mut of_phase = metrics
                 .of("vit_operator_jobs")
@@ -154,14 +154,14 @@ impl Testbed {
         .await
     }
 
-    /// The operator's calls until now, as the server's audit log has them. Watches last and are none.
+    /// The operator's calls so far, from the server's audit log, without watches.
     pub(crate) fn operator_calls(&self) -> Result<Vec<Request>> {
         let mut calls = self.cluster.requests(ACCOUNT)?;
         calls.retain(|call| call.right.as_ref().is_none_or(|right| right.verb != "watch"));
         Ok(calls)
     }
 
-    /// The CPU seconds that every program of the cluster has used, and this one.
+    /// CPU seconds of every program of the cluster, and of this one.
     pub(crate) fn cpu_seconds(&self) -> Result<BTreeMap<String, f64>> {
         let mut all = BTreeMap::new();
         for program in PROGRAMS {
@@ -176,10 +176,10 @@ impl Testbed {
 
     /// The operator's process.
     pub(crate) fn operator_pid(&self) -> Result<i32> {
-        process::running(self.cluster.state(), OPERATOR).context("the operator does not run")
+        process::running(self.cluster.state(), OPERATOR).context("the operator is not running")
     }
 
-    /// Waits until the API server has next to nothing to do.
+    /// Waits until the API server is nearly idle.
     async fn at_rest(&self) -> Result<()> {
         const SECOND: Duration = Duration::from_secs(1);
         let started = Instant::now();
@@ -194,12 +194,12 @@ impl Testbed {
             before = now;
             ensure!(
                 started.elapsed() < READY_DEADLINE,
-                "the API server does not come to rest"
+                "the API server did not become idle"
             );
         }
     }
 
-    /// What the API server has answered until now.
+    /// The requests that the API server has answered so far.
     pub(crate) async fn requests(&self) -> Result<Requests> {
         Ok(Requests::read(&self.server_metrics().await?))
     }
@@ -209,7 +209,7 @@ impl Testbed {
         Ok(Exposition::parse(&self.client.request_text(request).await?))
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds; the error is `what_is_not`.
     pub(crate) async fn until(
         &self,
         what_is_not: &str,

@@ -1,14 +1,14 @@
-//! What processes have used, as the kernel counts it.
+//! Resource usage of processes, from the kernel.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use fs_err as fs;
 
-/// Ticks a second in `/proc/PID/stat`: part of the kernel's interface, whatever its own timer does.
+/// Ticks per second in `/proc/PID/stat`: fixed by the kernel's interface.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What components have used since an earlier look. One that was not there then has used all it has.
+/// Usage of components since an earlier reading; everything if a component is new.
 pub(crate) fn since(now: BTreeMap<String, f64>, earlier: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     let used = |(name, seconds): (String, f64)| {
         let before = earlier.get(&name).copied().unwrap_or(0.0);
@@ -20,7 +20,7 @@ pub(crate) fn since(now: BTreeMap<String, f64>, earlier: &BTreeMap<String, f64>)
 /// CPU seconds of a process.
 pub(crate) fn cpu_seconds(pid: i32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command in parentheses may hold anything; user and system time are the 14th and 15th field.
+    // The command in parentheses may contain any character. Fields 14 and 15 are CPU times.
     let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
     let ticks = fields.and_then(|fields| {
         let mut fields = fields.skip(11);
@@ -32,7 +32,7 @@ pub(crate) fn cpu_seconds(pid: i32) -> Result<f64> {
         .with_context(|| format!("cannot read the times in {stat:?}"))
 }
 
-/// The largest resident memory that a process has had.
+/// Peak resident memory of a process.
 pub(crate) fn peak_rss_bytes(pid: i32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kibibytes = status.lines().find_map(|line| {
@@ -44,10 +44,10 @@ pub(crate) fn peak_rss_bytes(pid: i32) -> Result<f64> {
     });
     kibibytes
         .map(|kibibytes| kibibytes * 1024.0)
-        .with_context(|| format!("process {pid} tells no VmHWM"))
+        .with_context(|| format!("process {pid} reports no VmHWM"))
 }
 
-/// What is beyond two decimals is noise.
+/// Rounds to two decimals; more is noise.
 pub(crate) fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

@@ -1,4 +1,4 @@
-//! The same work in the words of each contender: gangs of pods with two GPUs each.
+//! The same work as objects of each contender: gangs of pods with two GPUs each.
 
 use anyhow::{Context as _, Result};
 use crds::ViTTrainingJob;
@@ -12,14 +12,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-/// The namespace of all of it.
+/// The namespace of all objects.
 pub(crate) const NAMESPACE: &str = "default";
-/// Objects posted at once. More are no faster: the API server has no processor left.
+/// Objects created concurrently. More are not faster, because the API server has no CPU left.
 pub(crate) const POSTED_AT_ONCE: usize = 32;
 /// GPUs of a pod.
 const GPUS: u32 = 2;
 
-/// Our job of so many pods.
+/// Our job with this many pods.
 pub(crate) fn job(index: usize, pods: usize) -> Result<ViTTrainingJob> {
     let job = json!({
         "apiVersion": "vit-operator.dev/v1alpha1",
@@ -37,7 +37,7 @@ pub(crate) fn job(index: usize, pods: usize) -> Result<ViTTrainingJob> {
     serde_json::from_value(job).context("a ViTTrainingJob")
 }
 
-/// An Indexed Job of so many pods.
+/// An Indexed Job with this many pods.
 pub(crate) fn indexed_job(index: usize, pods: usize) -> Result<Job> {
     let job = json!({
         "apiVersion": "batch/v1",
@@ -51,7 +51,7 @@ pub(crate) fn indexed_job(index: usize, pods: usize) -> Result<Job> {
     serde_json::from_value(job).context("an Indexed Job")
 }
 
-/// training-operator's job of so many pods, the master among them.
+/// training-operator's job with this many pods, including the master.
 pub(crate) fn pytorch_job(index: usize, pods: usize) -> Result<DynamicObject> {
     let replicas = |count: usize| json!({"replicas": count, "restartPolicy": "Never", "template": {"spec": pod_spec("pytorch", "Never")}});
     let job = json!({
@@ -63,7 +63,7 @@ pub(crate) fn pytorch_job(index: usize, pods: usize) -> Result<DynamicObject> {
     serde_json::from_value(job).context("a PyTorchJob")
 }
 
-/// How the API server calls a `PyTorchJob`.
+/// The API resource of `PyTorchJob`.
 pub(crate) fn pytorch_jobs() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("kubeflow.org", "v1", "PyTorchJob"))
 }
@@ -78,7 +78,7 @@ fn pod_spec(container: &str, restart_policy: &str) -> serde_json::Value {
     })
 }
 
-/// A pod as it was before the cluster took it: for posting it once more, without its owner.
+/// A pod as it was before its creation, without its owner, so that it can be created again.
 pub(crate) fn as_posted(pod: Pod) -> Pod {
     let mut posted = Pod::default();
     posted.metadata.name = pod.metadata.name;
@@ -91,7 +91,7 @@ pub(crate) fn as_posted(pod: Pod) -> Pod {
     posted
 }
 
-/// Posts objects, many at once, as fast as the API server takes them.
+/// Creates objects concurrently, as fast as the API server accepts them.
 pub(crate) async fn post<K>(api: &Api<K>, objects: Vec<K>) -> Result<()>
 where
     K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
@@ -105,5 +105,5 @@ where
         .buffer_unordered(POSTED_AT_ONCE)
         .try_for_each(|_| async { Ok(()) })
         .await
-        .context("cannot post the work")
+        .context("cannot create the objects")
 }

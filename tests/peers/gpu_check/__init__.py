@@ -1,1 +1,1 @@
-"""What `make gpu-check` bundles and runs: checks of the trainer on a machine with a GPU, within ten minutes."""
+"""The checks that `make gpu-check` bundles and runs: the trainer on a machine with a GPU, within ten minutes."""

@@ -1,5 +1,5 @@
-"""What each of Meta's optimisations brings, added in the order of its account of training ViT-H/16 (Engineering at Meta,
-5 May 2022): half precision, sharding, a multi-tensor optimizer, a pooled classifier, weights in half precision."""
+"""The speedup from each of Meta's optimizations for training ViT-H/16, added in the order of its article (Engineering at
+Meta, 5 May 2022): half precision, sharding, a multi-tensor optimizer, a pooled classifier, weights in half precision."""
 
 from contenders import CannotRun, Case, Contender, Peer, measure_ours
 
@@ -13,8 +13,8 @@ ROWS = [
     ("pooled classifier", "bf16", "average", "fused"),
     ("half weights", "bf16-masters", "average", "fused"),
 ]
-NO_SHARDING = "not run: one rank has nothing to divide"
-FUSED_ALREADY = "not run: the trainer's optimizer is fused in the rows above, too"
+NO_SHARDING = "not run: a single rank cannot shard"
+FUSED_ALREADY = "not run: the trainer's optimizer is already fused in the rows above"
 
 
 def measured(context: Context, contender: Contender, case: Case) -> dict:
@@ -51,5 +51,5 @@ def check(context: Context) -> Outcome:
             context.keep({"model": model, "batch": batch, **result})
     gains = [f"{contender} {rows['half weights']['gain']:.2f}"
              for contender, rows in result.items() if "gain" in rows["half weights"]]
-    told = f"{model} b{batch}, all of it over fp32: {', '.join(gains) or 'not measured'}"
-    return Outcome("measured" if gains else "failed", told, {"model": model, "batch": batch, **result})
+    message = f"{model} b{batch}, total speedup over fp32: {', '.join(gains) or 'not measured'}"
+    return Outcome("measured" if gains else "failed", message, {"model": model, "batch": batch, **result})

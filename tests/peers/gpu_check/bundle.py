@@ -1,12 +1,12 @@
-"""Makes the bundle of `make gpu-check`: a folder that runs on a machine with a GPU, Python and PyTorch 2.11, without Rust,
-a network or this repository.
+"""Makes the bundle of `make gpu-check`: a folder to run on a machine with a GPU, Python and PyTorch 2.11. It needs no Rust,
+network or repository.
 
     python -m gpu_check.bundle --output target/gpu-check --trainer ... --device-tests ... --plugin ... \\
         --digits ... --photographs WHEEL
 
-    run.py       the one command
-    bin/         the trainer and the tests of what a device does, both stripped, and the plugin over NCCL
-    peers/       the scripts of tests/peers that it runs
+    run.py       the command
+    bin/         the trainer and the device tests, both stripped, and the NCCL plugin
+    peers/       the scripts of tests/peers that run.py uses
     site/        the modules of timm that they import, and safetensors
     data/        digits; JPEG files of real photographs; a batch for the parity check
 """
@@ -35,7 +35,7 @@ MOST_BYTES = 60 << 20
 
 SCRIPTS = ("contenders.py", "link.py", "peer.py", "timm_vit.py")
 PHOTOGRAPHS = ("china", "flower")
-# Width and height of crops, about as ImageNet's files.
+# Width and height of crops, about the sizes of ImageNet's files.
 CROP_SIZES = ((500, 375), (375, 500), (400, 300), (256, 256))
 CROPS = 96
 PARITY_IMAGES, PARITY_SIDE, PARITY_CLASSES = 4, 224, 10
@@ -59,7 +59,8 @@ def copy_scripts(output: pathlib.Path) -> None:
 
 
 def copy_modules(output: pathlib.Path) -> None:
-    """Of timm, what timm_vit imports; it needs only PyTorch beside it. Of safetensors all, which suits any Python 3."""
+    """Copies the modules of timm that timm_vit imports, which need only PyTorch, and all of safetensors, which runs with any
+    Python 3."""
     program = ("import sys, timm_vit\n"
                "modules = (module for name, module in sys.modules.items() if name.startswith('timm.'))\n"
                "print(*(module.__file__ for module in modules if hasattr(module, '__file__')))")
@@ -75,7 +76,7 @@ def copy_modules(output: pathlib.Path) -> None:
 
 
 def write_photographs(wheel: pathlib.Path, folder: pathlib.Path) -> None:
-    """Crops of the two photographs in scikit-learn's wheel, encoded anew."""
+    """Writes re-encoded crops of the two photographs in scikit-learn's wheel."""
     draw = random.Random(20260)
     with zipfile.ZipFile(wheel) as opened:
         for name in PHOTOGRAPHS:
@@ -92,7 +93,7 @@ def write_photographs(wheel: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def write_batch(folder: pathlib.Path) -> None:
-    """Random images as the trainer reads them, to train on and to evaluate, and as Python does."""
+    """Writes random images in the trainer's formats for training and evaluation, and for the Python model."""
     drawn = numpy.random.default_rng(20260)
     shape = (PARITY_IMAGES, 3, PARITY_SIDE, PARITY_SIDE)
     batch = {"images": drawn.integers(256, size=shape, dtype=numpy.uint8),
@@ -105,7 +106,7 @@ def write_batch(folder: pathlib.Path) -> None:
 
 def copy_data(output: pathlib.Path, options: argparse.Namespace) -> None:
     shutil.copytree(options.digits, output / "data/digits")
-    # JSON is YAML, too, and Python reads it without a library.
+    # JSON is valid YAML, and Python reads it without a library.
     job = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
     (output / "data/digits.json").write_text(json.dumps(job))
     write_photographs(options.photographs, output / "data/photographs")
@@ -114,11 +115,11 @@ def copy_data(output: pathlib.Path, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder, which is made anew")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder, replaced if it exists")
     parser.add_argument("--trainer", type=pathlib.Path, required=True)
-    parser.add_argument("--device-tests", type=pathlib.Path, required=True, help="trainer/torch-ext/tests/device.rs, built")
+    parser.add_argument("--device-tests", type=pathlib.Path, required=True, help="built trainer/torch-ext/tests/device.rs")
     parser.add_argument("--plugin", type=pathlib.Path, required=True)
-    parser.add_argument("--digits", type=pathlib.Path, required=True, help="folder of `vit-cluster digits`")
+    parser.add_argument("--digits", type=pathlib.Path, required=True, help="folder written by `vit-cluster digits`")
     parser.add_argument("--photographs", type=pathlib.Path, required=True, help="scikit-learn's wheel")
     options = parser.parse_args()
     shutil.rmtree(options.output, ignore_errors=True)
@@ -129,7 +130,7 @@ def main() -> None:
     copy_data(options.output, options)
     size = sum(file.stat().st_size for file in options.output.rglob("*") if file.is_file())
     if size > MOST_BYTES:
-        sys.exit(f"{options.output} has {size / 2**20:.1f} MiB; {MOST_BYTES >> 20} are allowed")
+        sys.exit(f"{options.output} has {size / 2**20:.1f} MiB; the limit is {MOST_BYTES >> 20} MiB")
     print(f"{options.output}: {size / 2**20:.1f} MiB")
 
 

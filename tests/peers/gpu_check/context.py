@@ -1,4 +1,4 @@
-"""What a check gets, and what it gives back."""
+"""The input and the outcome of a check."""
 
 import dataclasses
 import os
@@ -9,41 +9,41 @@ from collections.abc import Callable, Sequence
 import contenders
 from contenders import Settings
 
-# With less time left, nothing is started.
+# With less time left, no process is started.
 LEAST_SECONDS = 5.0
 
 
 class NotRun(Exception):
-    """Why a check, or a part of one, was not tried."""
+    """Why a check, or a part of one, did not run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a check."""
+    """The outcome of a check."""
 
-    # passed, failed, measured (numbers that nothing judges), or not run.
+    # passed, failed, measured (numbers without a limit), or not run.
     status: str
-    # One line to read.
-    told: str
+    # One line for the table.
+    message: str
     result: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
 class Context:
-    """The bundle, the machine, and the time that a check has."""
+    """The bundle, the machine, and the time limit of a check."""
 
     bundle: pathlib.Path
     # cuda or cpu.
     device: str
     # A folder that is removed at the end.
     work: pathlib.Path
-    # Beside the report.
+    # The report; other output files go next to it.
     output: pathlib.Path
-    # When the check under way must have ended, by time.monotonic.
+    # When this check must have ended, by time.monotonic.
     deadline: float
-    # Keeps what the check under way has so far, should it not end.
+    # Saves a partial result in case the check does not finish.
     keep: Callable[[dict], None]
-    # Of the checks before this one.
+    # Results of earlier checks.
     results: dict[str, dict]
 
     @property
@@ -55,16 +55,16 @@ class Context:
         return str(self.bundle / "bin/vit-trainer")
 
     def timeout(self, most: float) -> float:
-        """Seconds that a process may take."""
+        """Time limit of a process in seconds."""
         left = self.deadline - time.monotonic()
         if left < LEAST_SECONDS:
-            raise NotRun("the time was out")
+            raise NotRun("no time left")
         return min(most, left)
 
     def settings(self, steps: int, warmup: int, most: float) -> Settings:
         return Settings(self.trainer, steps, warmup, timeout=self.timeout(most))
 
     def run(self, command: Sequence[str], most: float) -> str:
-        """Runs a process. Gives its output."""
+        """Runs a process and returns its output."""
         env = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "RUST_LOG": "error"}
         return contenders.run(command, env, self.timeout(most))

@@ -1,5 +1,5 @@
-"""Timed events tell how long the device was at work while the host went on, and copies on a stream of their own are waited
-for: the tests of trainer/torch-ext/tests/device.rs, with work of a known length on the device."""
+"""The tests of trainer/torch-ext/tests/device.rs, with device work of a known length: events time the device while the host
+continues, and copies on a side stream are waited for."""
 
 import re
 
@@ -9,12 +9,12 @@ from .context import Context, Outcome
 
 
 def check(context: Context) -> Outcome:
-    # One at a time: each looks at the clock while the device is at work.
+    # One at a time: each measures time while the device is busy.
     command = [str(context.bundle / "bin/device-tests"), "--nocapture", "--test-threads=1"]
-    told = context.run(command, 60)
-    devices = set(re.findall(r"device: (\w+)", told))
-    # They use a GPU where they find one.
+    output = context.run(command, 60)
+    devices = set(re.findall(r"device: (\w+)", output))
+    # They use a GPU if they find one.
     if context.on_gpu and devices != {"cuda"}:
         raise CannotRun(f"the tests ran on {' and '.join(devices) or 'nothing'}, not on the GPU")
-    passed = re.search(r"(\d+) passed", told)
+    passed = re.search(r"(\d+) passed", output)
     return Outcome("passed", f"{passed[1] if passed else 'all'} tests on {' and '.join(devices)}")

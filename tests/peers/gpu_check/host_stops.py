@@ -1,5 +1,5 @@
-"""No step makes the host wait: no operator of one needs a value on the host and, on a GPU, none fails while CUDA's sync
-debug mode is set to error."""
+"""No training step makes the host wait for the device: no operator reads a value on the host. On a GPU, CUDA's sync debug
+mode `error` also finds none."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from .context import Context, Outcome
 
 AUGMENTATION = ("data.augmentation={mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, horizontalFlip: 0.5, "
                 "randomResizedCrop: {minScale: 0.08}, randAugment: rand-m9-mstd0.5-inc1}")
-# What may be in a step, as in the trainer's own test of the operators (trainer/tests/integration/bench.rs).
+# Options that change a step, as in the trainer's test of the operators (trainer/tests/integration/bench.rs).
 VARIANTS: list[tuple[str, list[str]]] = [
     ("bf16-masters", ["training.clipGradNorm=1", "training.ema={decay: 0.9}", AUGMENTATION]),
     ("bf16", ["training.gradientAccumulationSteps=2", "training.activationCheckpointing=block"]),
@@ -32,5 +32,5 @@ def check(context: Context) -> Outcome:
             failed.append(why)
         result["variants"].append({"precision": precision, "set": variant, "why": why})
         context.keep(result)
-    told = failed[0] if failed else f"none in {len(VARIANTS)} kinds of step"
-    return Outcome("failed" if failed else "passed", told, result)
+    message = failed[0] if failed else f"none in {len(VARIANTS)} kinds of step"
+    return Outcome("failed" if failed else "passed", message, result)

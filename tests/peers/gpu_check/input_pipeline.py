@@ -1,4 +1,4 @@
-"""What the input pipeline makes of real photographs in JPEG files, beside what the step needs."""
+"""The input pipeline's images per second from real JPEG photographs, compared with what the step needs."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from contenders import Case, bench
 from .context import Context, Outcome
 from .manifest import manifest
 
-# Each file under so many names, so that an epoch is long.
+# Links to each file, to make an epoch long.
 COPIES = 20
-# The recipe of DeiT (docs/data.md), without its repetition of images, which would spare decoding.
+# The recipe of DeiT (docs/data.md) without its repeated augmentation, which would save decoding.
 AUGMENTATION = {
     "randomResizedCrop": {"interpolation": "bicubic"}, "horizontalFlip": 0.5, "randAugment": "rand-m9-mstd0.5-inc1",
     "randomErasing": 0.25, "mixup": 0.8, "cutmix": 1.0,
@@ -35,6 +35,6 @@ def check(context: Context) -> Outcome:
     settings = context.settings(12 if context.on_gpu else 4, 4 if context.on_gpu else 1, 60)
     measured = bench(case, settings, "-f", str(job), "--data", str(folder))
     found = measured["input"]
-    told = (f"{found['images_per_second']:.0f} images/s on {found['threads']} threads; the step needs "
-            f"{found['needed_images_per_second']:.0f}: the limit is the {found['limit']}")
-    return Outcome("measured", told, found | {"trained_images_per_second": measured["images_per_second"]})
+    message = (f"{found['images_per_second']:.0f} images/s on {found['threads']} threads; the step needs "
+               f"{found['needed_images_per_second']:.0f}: the limit is the {found['limit']}")
+    return Outcome("measured", message, found | {"trained_images_per_second": measured["images_per_second"]})

@@ -1,4 +1,4 @@
-"""Runs the checks one after the other within a time, and keeps what each one gives."""
+"""Runs the checks one after the other within a time limit, and saves each result."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ from .report import Report
 class Check:
     name: str
     run: Callable[[Context], Outcome]
-    # Most that it may take; None for what the checks after it leave.
+    # Time limit; None for all the time that later checks do not need.
     seconds: float | None
 
 
@@ -50,7 +50,7 @@ def deadline_of(check: Check, chosen: list[Check], end: float) -> float:
 
 
 def outcome_of(check: Check, context: Context) -> Outcome:
-    """Whatever goes wrong in one check, the next one runs."""
+    """Runs a check. Any exception becomes its outcome, so the next check runs."""
     try:
         context.timeout(0)
         return check.run(context)
@@ -79,7 +79,7 @@ def run(bundle: pathlib.Path, options: argparse.Namespace) -> Report:
             outcome = outcome_of(check, context)
             report.end(check.name, start, outcome)
             results[check.name] = report.content["checks"][check.name]["result"]
-            print(f"{check.name}: {outcome.status} after {time.monotonic() - start:.0f} s: {outcome.told}",
+            print(f"{check.name}: {outcome.status} after {time.monotonic() - start:.0f} s: {outcome.message}",
                   file=sys.stderr, flush=True)
     return report
 
@@ -89,13 +89,13 @@ def main(bundle: pathlib.Path) -> None:
     has_gpu = pathlib.Path("/dev/nvidiactl").exists()
     parser.add_argument("--output", type=pathlib.Path, default=bundle / "gpu.json")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if has_gpu else "cpu",
-                        help="cuda where there is a GPU; on a CPU models are small and steps few")
+                        help="default: cuda if there is a GPU; a CPU gets small models and few steps")
     parser.add_argument("--only", nargs="+", choices=[check.name for check in CHECKS],
-                        help="these checks; all if not given")
-    parser.add_argument("--seconds", type=float, default=580, help="for all checks together (580)")
+                        help="checks to run; default: all")
+    parser.add_argument("--seconds", type=float, default=580, help="time limit for all checks together (580)")
     options = parser.parse_args()
     options.output = options.output.resolve()
-    # As Ctrl-C does it: processes end, and what was kept stays.
+    # Exit as on Ctrl-C: processes end, and saved results stay.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     report = run(bundle, options)
     print(report.table())

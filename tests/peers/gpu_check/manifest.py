@@ -4,7 +4,7 @@ from contenders import MODELS, PRECISIONS, Case
 
 
 def manifest(name: str, case: Case, data: dict, **spec: dict) -> dict:
-    """Of a job that trains a case for an epoch, with other fields of its spec. JSON is YAML, too."""
+    """The manifest of a job that trains a case for an epoch, with additional fields of its spec."""
     training = {"epochs": 1, "microBatchSize": case.batch, "schedule": {"name": "constant"}} | PRECISIONS[case.precision]
     return {
         "apiVersion": "vit-operator.dev/v1alpha1",

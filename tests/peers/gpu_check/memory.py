@@ -1,5 +1,5 @@
-"""Peak memory of the trainer in the cases of the speed check: beside that of timm's model in eager mode and, on a GPU, beside
-what `vit-trainer plan` calculates."""
+"""Peak memory of the trainer in the cases of the speed check, compared with timm's model in eager mode and, on a GPU, with
+the estimate of `vit-trainer plan`."""
 
 import contextlib
 import json
@@ -10,16 +10,16 @@ from .context import Context, NotRun, Outcome
 from .manifest import manifest
 from .speed import memory_of, name_of, on_gpu
 
-# Between what is calculated and what tensors take: enough to tell a strategy that fits from one that does not.
+# Between estimate and measurement: enough to separate a strategy that fits from one that does not.
 TOLERANCE = 0.15
 
 
 def calculated(context: Context, case: Case) -> float:
-    """Bytes on the GPU of one rank."""
+    """Estimated bytes on the GPU of one rank."""
     file = context.work / "plan.yaml"
     file.write_text(json.dumps(manifest("plan", case, {"format": "synthetic", "syntheticImages": 1_000_000})))
-    told = context.run([context.trainer, "plan", "-f", str(file), "--ranks", "1", "--memory", "1Ti", "--json"], 20)
-    return next(strategy["totalBytes"] for strategy in json.loads(told) if strategy["zeroStage"] == 0)
+    output = context.run([context.trainer, "plan", "-f", str(file), "--ranks", "1", "--memory", "1Ti", "--json"], 20)
+    return next(strategy["totalBytes"] for strategy in json.loads(output) if strategy["zeroStage"] == 0)
 
 
 def check(context: Context) -> Outcome:
@@ -33,12 +33,12 @@ def check(context: Context) -> Outcome:
             with contextlib.suppress(NotRun):
                 to_plan[name] = ours / calculated(context, cases[name])
     if not to_eager:
-        raise NotRun("the speed check measured no case of both the trainer and eager")
+        raise NotRun("the speed check measured no case with both the trainer and eager")
     what = "device memory" if context.on_gpu else "resident memory"
-    told = f"peak {what}, times eager's: {', '.join(f'{name} {ratio:.2f}' for name, ratio in to_eager.items())}"
+    message = f"peak {what} relative to eager: {', '.join(f'{name} {ratio:.2f}' for name, ratio in to_eager.items())}"
     result = {"what": what, "ratio_to_eager": to_eager, "ratio_to_plan": to_plan}
     if not to_plan:
-        return Outcome("measured", told, result)
+        return Outcome("measured", message, result)
     worst = max(to_plan.values(), key=lambda ratio: abs(ratio - 1))
-    told += f"; times what plan calculates: {worst:.2f} at worst"
-    return Outcome("passed" if abs(worst - 1) <= TOLERANCE else "failed", told, result)
+    message += f"; relative to plan's estimate: {worst:.2f} at worst"
+    return Outcome("passed" if abs(worst - 1) <= TOLERANCE else "failed", message, result)

@@ -1,10 +1,10 @@
 """Several ranks on one GPU, over NCCL: each strategy against one rank, checkpoints from one to another, and a killed rank.
 
-NCCL refuses two ranks of one host on the same GPU. It identifies hosts by `NCCL_HOSTID`, so each rank gets its own, and they
-talk over sockets. Upstream calls this unsupported and does not test it; NCCL 2.28.9 compares host and bus alone
-(src/init.cc). It proves NCCL's groups themselves: connecting, order of collectives on the device, the allocator's use,
-abort and who is blamed. It does not prove NVLink or P2P, overlap, speed, or ranks of one node (`shardWithinNode`): those need
-several GPUs. On a CPU the same runs over Gloo.
+NCCL refuses two ranks of one host on the same GPU. Each rank gets a separate `NCCL_HOSTID`, by which NCCL identifies hosts,
+so ranks communicate over sockets. Upstream calls this unsupported and does not test it; NCCL 2.28.9 compares only host and
+bus (src/init.cc). It proves NCCL's process groups: connecting, order of collectives on the device, memory allocation, abort,
+and which rank is blamed. NVLink, P2P, overlap, speed and several ranks on one node (`shardWithinNode`) need several GPUs. On
+a CPU the check runs over Gloo.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from .context import Context, NotRun, Outcome
 
 # Images of a step, whatever the number of ranks.
 BATCH, MICRO_BATCH = 48, 8
-# Of weights after a few steps in fp32, beside one rank's.
+# Difference of weights from one rank's after a few steps in fp32.
 TOLERANCE = 1e-4
-# From the death of a rank to the end of all others.
+# From the death of a rank to the exit of all others.
 BLAME_SECONDS = 10.0
 
 
@@ -34,7 +34,7 @@ BLAME_SECONDS = 10.0
 class Strategy:
     name: str
     ranks: int
-    # Ranks that compute on the same images.
+    # Ranks that share the same images.
     together: int = 1
     parallelism: dict = dataclasses.field(default_factory=dict)
     training: dict = dataclasses.field(default_factory=dict)
@@ -51,12 +51,12 @@ STRATEGIES = [
     Strategy("tensor 2", 2, 2, {"tensor": 2, "acrossNodes": True}),
     Strategy("sequence 2, tensor 2, zeroStage 1", 4, 4, {"sequence": 2, "tensor": 2, "acrossNodes": True, "zeroStage": 1}),
 ]
-# Overflows first; a step that one rank skips all skip.
+# The first steps overflow. If one rank skips a step, all ranks skip it.
 FP16 = Strategy("fp16", 2, 1, {"zeroStage": 1}, {"precision": "fp16", "lossScale": {"initialScalePower": 20, "hysteresis": 1}})
 
 
 class Runs:
-    """Runs of examples/digits.yaml, a fifth of its images, in one folder."""
+    """Runs of examples/digits.yaml on a fifth of its images, in one folder."""
 
     def __init__(self, context: Context):
         self.context = context
@@ -87,7 +87,7 @@ class Runs:
         }
 
     def train(self, name: str, strategy: Strategy, epochs: int = 1) -> dict:
-        """Trains, or continues, a job of this name. Gives its newest weights."""
+        """Starts or continues the job of this name. Returns the newest weights."""
         contenders.run(self.command(name, strategy, epochs), self.environment(strategy), self.context.timeout(60))
         newest = max((self.checkpoints / name).glob("step-*"))
         return load_file(newest / "model.safetensors")
@@ -98,7 +98,7 @@ class Runs:
 
 @contextlib.contextmanager
 def failures(context: Context, result: dict, name: str) -> Iterator[None]:
-    """Keeps how one part failed, so that the next one is tried, too."""
+    """Records the failure of a part, so that the next part still runs."""
     try:
         yield
     except NotRun:
@@ -113,7 +113,7 @@ def distance(found: dict, expected: dict) -> float:
 
 
 def rank_process(run: int, rank: int) -> int | None:
-    """The process of a rank below that of a run: its agent's child."""
+    """The process of a rank: a child of an agent, which is a child of the run."""
     for variables in pathlib.Path("/proc").glob("[0-9]*/environ"):
         try:
             is_rank = f"RANK={rank}".encode() in variables.read_bytes().split(b"\0")
@@ -127,7 +127,7 @@ def rank_process(run: int, rank: int) -> int | None:
 
 
 def used_bytes(context: Context) -> int:
-    """Memory of the GPU that all processes take; 0 without one."""
+    """GPU memory used by all processes; 0 without a GPU."""
     if not context.on_gpu:
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -135,8 +135,8 @@ def used_bytes(context: Context) -> int:
 
 
 def killed(runs: Runs) -> dict:
-    """Kills a rank of three while they train: how long the others take to end, whom they blame, and what memory of the GPU
-    was taken before the first checkpoint and after."""
+    """Kills one of three training ranks. Returns the time until the others exit, whether they blame it, and the GPU memory
+    used before and after the first checkpoint."""
     strategy = Strategy("a killed rank", 3, 1, {"zeroStage": 3})
     process = subprocess.Popen(runs.command("killed", strategy, 1000), env=runs.environment(strategy), stderr=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, text=True)
@@ -146,7 +146,7 @@ def killed(runs: Runs) -> dict:
         deadline = time.monotonic() + runs.context.timeout(60)
         while not log.exists() or '"checkpoint"' not in log.read_text():
             if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError("three ranks did not come to a checkpoint")
+                raise RuntimeError("three ranks did not reach a checkpoint")
             before = max(before, used_bytes(runs.context))
             time.sleep(0.1)
         after = used_bytes(runs.context)
@@ -166,7 +166,7 @@ def check_strategies(runs: Runs, result: dict) -> None:
         with failures(runs.context, result, strategy.name):
             distances[strategy.name] = distance(runs.train(f"strategy-{number}", strategy), alone)
     with failures(runs.context, result, "continued by other strategies"):
-        # Sharded by three, then by heads, then by one rank.
+        # Sharded over three ranks, then over two by heads, then on one rank.
         chain = (STRATEGIES[3], STRATEGIES[6], ALONE)
         expected = runs.train("alone", ALONE, len(chain))
         result["movement"] = distance(expected, alone)
@@ -195,9 +195,9 @@ def check(context: Context) -> Outcome:
     distances = result["distance"]
     worst = max(distances, key=lambda name: distances[name])
     skipped, after = result["skipped_steps"], result["killed"]
-    told = (f"weights of {len(distances)} cases within {distances[worst]:.1e} of one rank's ({worst}), which move by "
-            f"{result['movement']:.1e}; {skipped} of {result['steps']} steps skipped in fp16; "
-            f"{after['seconds']:.1f} s after a rank was killed")
+    message = (f"weights of {len(distances)} cases within {distances[worst]:.1e} of one rank's ({worst}), which move by "
+               f"{result['movement']:.1e}; {skipped} of {result['steps']} steps skipped in fp16; "
+               f"all ranks exited {after['seconds']:.1f} s after one was killed")
     is_sound = (distances[worst] < TOLERANCE and result["movement"] > 100 * TOLERANCE and 0 < skipped < result["steps"]
                 and after["blamed"] and after["code"] == 137 and after["seconds"] < BLAME_SECONDS)
-    return Outcome("passed" if is_sound else "failed", told, result)
+    return Outcome("passed" if is_sound else "failed", message, result)

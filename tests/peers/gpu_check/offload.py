@@ -1,4 +1,4 @@
-"""An optimizer in host memory beside one on the device: the same training, memory of the device, and what a step takes."""
+"""An optimizer in host memory compared with one on the device: equal losses, device memory and step time."""
 
 import json
 
@@ -6,16 +6,16 @@ from contenders import Case, bench
 
 from .context import Context, Outcome
 
-# Images of a step: so few steps that what the optimizers round otherwise does not grow.
+# Images per step: enough to make steps few, so that rounding differences between the optimizers stay small.
 BATCH = 128
-# Between mean losses over two epochs, 22 steps: far less than one that is missing.
+# Between mean losses over two epochs (22 steps): far less than the effect of a missing step.
 TOLERANCE = 5e-3
 HOMES = ("None", "CPU")
 
 
 def loss_of(context: Context, home: str, name: str, epochs: int = 2) -> float:
-    """Mean training loss of examples/digits.yaml over its epochs up to this one. A job of the same name is continued, and
-    the mean is over what was left."""
+    """Mean training loss of examples/digits.yaml over `epochs` epochs. If a job of the same name exists, it is continued and
+    the mean covers the remaining epochs."""
     job = json.loads((context.bundle / "data/digits.json").read_text())
     job["metadata"]["name"] = name
     job["spec"]["training"] |= {"epochs": epochs, "microBatchSize": BATCH, "schedule": {"name": "constant"}}
@@ -49,10 +49,10 @@ def check(context: Context) -> Outcome:
         "peak_device_bytes": {home: rank["peak_device_bytes"] for home, rank in ranks.items()},
     }
     on_device, offloaded = (result["peak_device_bytes"][home] for home in HOMES)
-    told = (f"losses {losses['None']:.5f} and {losses['CPU']:.5f}; steps of {result['step_ms']['None']:.1f} ms and "
-            f"{result['step_ms']['CPU']:.1f} ms offloaded")
+    message = (f"losses {losses['None']:.5f} and {losses['CPU']:.5f}; steps of {result['step_ms']['None']:.1f} ms and "
+               f"{result['step_ms']['CPU']:.1f} ms offloaded")
     is_same = abs(losses["None"] - losses["CPU"]) < TOLERANCE and continued < losses["None"]
     if context.on_gpu:
-        told += f", {on_device / 2**20:.0f} and {offloaded / 2**20:.0f} MiB of the GPU"
+        message += f"; {on_device / 2**20:.0f} MiB and {offloaded / 2**20:.0f} MiB of GPU memory"
     is_less = not context.on_gpu or offloaded < on_device
-    return Outcome("passed" if is_same and is_less else "failed", told, result)
+    return Outcome("passed" if is_same and is_less else "failed", message, result)

@@ -1,5 +1,5 @@
-"""How much of the communication of two ranks is hidden behind their backward pass: over NCCL where there are two GPUs,
-over Gloo on a CPU. Ranks that share one GPU take turns on it, so they cannot show it."""
+"""The share of two ranks' communication that overlaps the backward pass: over NCCL with two GPUs, over Gloo on a CPU. Ranks
+that share a GPU take turns on it, so they cannot overlap."""
 
 import pathlib
 
@@ -19,5 +19,5 @@ def check(context: Context) -> Outcome:
     settings = context.settings(20 if context.on_gpu else 6, 5 if context.on_gpu else 2, 60)
     ranks = bench(case, settings, "--gpus-per-node", str(RANKS))["ranks"]
     total, exposed = (sum(rank["sync"][name] for rank in ranks) / RANKS for name in ("total", "exposed"))
-    told = f"{(1 - exposed / total) * 100:.0f} % of {total * 1e3:.1f} ms a step is hidden" if total else "nothing was sent"
-    return Outcome("measured" if total else "failed", told, {"total_seconds": total, "exposed_seconds": exposed})
+    message = f"{(1 - exposed / total) * 100:.0f} % of {total * 1e3:.1f} ms a step overlaps" if total else "no communication"
+    return Outcome("measured" if total else "failed", message, {"total_seconds": total, "exposed_seconds": exposed})

@@ -1,7 +1,7 @@
-"""Logits and gradients of the trainer beside timm's, of the same weights and images, in each precision.
+"""Logits and gradients of the trainer compared with timm's, for the same weights and images, in each precision.
 
-Both are compared with timm in 64 bits. The trainer may be twice as far away as timm is in the same precision: both
-round, in another order. What is wrong is further away by orders of magnitude, at least in fp32.
+The reference is timm in 64 bits. The trainer may be twice as far from it as timm in the same precision: both round, in a
+different order. A mistake adds orders of magnitude more, at least in fp32.
 """
 
 import json
@@ -27,5 +27,5 @@ def check(context: Context) -> Outcome:
         worst = max([worst, *(error["trainer"] / error["timm"] for error in errors.values())])
     if not context.on_gpu:
         result["modes"]["tf32"] = {"why": "a CPU has no TF32"}
-    told = f"the trainer is at most {worst:.2f} times as far from 64 bits as timm; {TOLERANCE:.0f} are allowed"
-    return Outcome("passed" if worst <= TOLERANCE else "failed", told, result)
+    message = f"the trainer is at most {worst:.2f} times as far from 64 bits as timm; the limit is {TOLERANCE:.0f}"
+    return Outcome("passed" if worst <= TOLERANCE else "failed", message, result)

@@ -1,5 +1,5 @@
-"""The part of the parity check that computes: `truth` writes weights and what timm makes of them in 64 bits; a
-precision prints how far timm and the trainer are from that in it.
+"""The computing part of the parity check. `truth` writes weights and timm's results in 64 bits; a precision prints how far
+timm and the trainer are from these.
 
     python -m gpu_check.parity_worker truth|MODE FOLDER BUNDLE MODEL cuda|cpu
 """
@@ -16,15 +16,15 @@ from contenders import MODELS, PRECISIONS
 from safetensors.torch import load_file, save_file
 from timm_vit import VisionTransformer, make_model
 
-# Of one step of plain SGD, after which weights have moved by so many gradients. A power of two loses no bits, and a
-# large one keeps the gradients' own where weights are far larger than they.
+# Of one step of plain SGD: it moves weights by this multiple of the gradients. A power of two loses no bits; a large one
+# keeps the gradients' bits although weights are far larger.
 LEARNING_RATE = 64.0
 
 Tensors = dict[str, torch.Tensor]
 
 
-def shaken(model: VisionTransformer) -> VisionTransformer:
-    """Random values everywhere, so that no tensor is at a start that hides a mistake (zero biases, unit norms)."""
+def randomized(model: VisionTransformer) -> VisionTransformer:
+    """Adds noise to every tensor, since initial values can hide a mistake (zero biases, unit norms)."""
     torch.manual_seed(20260)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -33,14 +33,14 @@ def shaken(model: VisionTransformer) -> VisionTransformer:
 
 
 def results(model: VisionTransformer, images: torch.Tensor, labels: torch.Tensor) -> Tensors:
-    """Logits, and the gradients of the mean cross-entropy, in 64 bits."""
+    """Logits and the gradients of the mean cross-entropy, as 64-bit tensors."""
     logits = model(images).to(torch.promote_types(images.dtype, torch.float32))
     torch.nn.functional.cross_entropy(logits, labels).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {name: tensor.detach().double().cpu() for name, tensor in {"logits": logits, **gradients}.items()}
 
 
-def of_timm(folder: pathlib.Path, data: Tensors, name: str, device: str, mode: str) -> Tensors:
+def timm_results(folder: pathlib.Path, data: Tensors, name: str, device: str, mode: str) -> Tensors:
     """`mode` is a precision, or fp64."""
     weights = {"fp64": torch.float64, "bf16-masters": torch.bfloat16}.get(mode, torch.float32)
     torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
@@ -70,8 +70,8 @@ def manifest(name: str, device: str, mode: str, images: int) -> dict:
     }
 
 
-def of_trainer(folder: pathlib.Path, bundle: pathlib.Path, data: Tensors, name: str, device: str, mode: str) -> Tensors:
-    """The gradients are what one step took off the weights."""
+def trainer_results(folder: pathlib.Path, bundle: pathlib.Path, data: Tensors, name: str, device: str, mode: str) -> Tensors:
+    """Computes the gradients from the change of the weights in one step."""
     work = folder / mode
     work.mkdir()
     job, weights = work / "job.yaml", folder / "weights.safetensors"
@@ -92,7 +92,7 @@ def of_trainer(folder: pathlib.Path, bundle: pathlib.Path, data: Tensors, name: 
 
 
 def distance(of: Tensors, truth: Tensors) -> float:
-    """Of all tensors together, relative to the truth."""
+    """Distance of all tensors together, relative to the truth."""
     squares = [((of[name] - truth[name]).square().sum(), truth[name].square().sum()) for name in truth]
     return (sum(square for square, _ in squares) / sum(square for _, square in squares)).sqrt().item()
 
@@ -111,12 +111,12 @@ def main() -> None:
     folder, bundle = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     data = load_file(bundle / "data/parity/batch.safetensors")
     if mode == "truth":
-        save_file(shaken(make_model(MODELS[name])).state_dict(), folder / "weights.safetensors")
-        save_file(of_timm(folder, data, name, device, "fp64"), folder / "truth.safetensors")
+        save_file(randomized(make_model(MODELS[name])).state_dict(), folder / "weights.safetensors")
+        save_file(timm_results(folder, data, name, device, "fp64"), folder / "truth.safetensors")
         return
     truth = load_file(folder / "truth.safetensors")
-    timm = errors(of_timm(folder, data, name, device, mode), truth)
-    trainer = errors(of_trainer(folder, bundle, data, name, device, mode), truth)
+    timm = errors(timm_results(folder, data, name, device, mode), truth)
+    trainer = errors(trainer_results(folder, bundle, data, name, device, mode), truth)
     print(json.dumps({what: {"trainer": trainer[what], "timm": timm[what]} for what in timm}))
 
 

@@ -13,18 +13,18 @@ from .context import Outcome
 
 
 def gpu() -> dict | None:
-    """What the driver tells of the first GPU; None without one."""
+    """The driver's description of the first GPU; None without a GPU."""
     fields = ["name", "memory.total", "driver_version", "power.limit"]
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict(zip(fields, map(str.strip, told.splitlines()[0].split(","))))
+    return dict(zip(fields, map(str.strip, output.splitlines()[0].split(","))))
 
 
 class Report:
-    """All outcomes so far, on disk at any time."""
+    """All outcomes so far, always saved on disk."""
 
     def __init__(self, file: pathlib.Path, device: str):
         self.file = file
@@ -38,21 +38,21 @@ class Report:
         self._write()
 
     def begin(self, name: str) -> None:
-        self.content["checks"][name] = {"status": "not ended", "told": "cut off", "seconds": 0.0, "result": {}}
+        self.content["checks"][name] = {"status": "not ended", "told": "interrupted", "seconds": 0.0, "result": {}}
         self._write()
 
     def keep(self, name: str, start: float, result: dict) -> None:
-        """What a check that began at `start`, by time.monotonic, has so far."""
+        """Saves the partial result of a check that began at `start` by time.monotonic."""
         self.content["checks"][name] |= {"seconds": round(time.monotonic() - start, 1), "result": result}
         self._write()
 
     def end(self, name: str, start: float, outcome: Outcome) -> None:
-        """What it kept before stays where it ended without a result."""
-        self.content["checks"][name] |= {"status": outcome.status, "told": outcome.told}
+        """Saves the outcome. Without a result the partial result stays."""
+        self.content["checks"][name] |= {"status": outcome.status, "told": outcome.message}
         self.keep(name, start, outcome.result or self.content["checks"][name]["result"])
 
     def _write(self) -> None:
-        # Whole or not at all.
+        # A rename is atomic, so the report is never partial.
         partial = self.file.with_name(f".{self.file.name}")
         partial.write_text(json.dumps(self.content, indent=2) + "\n")
         partial.replace(self.file)

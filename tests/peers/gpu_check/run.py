@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the trainer of this bundle on this machine, with its Python's PyTorch 2.11: `python3 run.py --help`."""
+"""Checks this bundle's trainer on this machine with the PyTorch 2.11 of its Python: `python3 run.py --help`."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
-"""Images a second of the trainer beside timm's model: eager, torch.compile and max-autotune, in the same precision and
-with the same optimizer (fused AdamW). As many as the time allows, the most telling first."""
+"""Images per second of the trainer and of timm's model: eager, torch.compile and max-autotune, in the same precision and
+with the same optimizer (fused AdamW). Runs as many cases as the time allows, the most important first."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from .report import lines_of
 
 
 def with_cudnn(case: Case, settings: Settings, namespaces: Sequence[str]) -> dict:
-    """The trainer with the attention that libtorch would choose on an H100, and that the peers get."""
+    """The trainer with cuDNN attention, libtorch's choice on an H100, which the peers use."""
     return measure_ours(case, dataclasses.replace(settings, set=["training.attentionBackend=cudnn"]), namespaces)
 
 
@@ -23,16 +23,16 @@ CONTENDERS: dict[str, Contender] = {
     "max-autotune": Peer("module", compile="max-autotune"),
 }
 TOGETHER = ("trainer", "trainer, cuDNN", "eager", "compile")
-# Most seconds of one contender.
+# Time limit of each contender in seconds.
 MOST = {"trainer": 45.0, "trainer, cuDNN": 45.0, "eager": 45.0, "compile": 100.0, "max-autotune": 600.0}
 
 
 def on_gpu() -> list[tuple[Case, str]]:
-    """What is measured, in this order."""
+    """The measurements in order."""
     def case(model: str, batch: int, precision: str = "bf16-masters") -> Case:
         return Case(model, batch, precision, device="cuda")
 
-    # With a class token the trainer's last block computes that token alone, and timm's all: not so in the second case.
+    # With a class token the trainer's last block computes only that token, but timm's all. Average pooling needs all.
     base = case("vit-b16-224", 256)
     sizes = [case("vit-ti16-224", 512), case("vit-l16-224", 128)]
     cases = [
@@ -42,13 +42,13 @@ def on_gpu() -> list[tuple[Case, str]]:
     ]
     return [
         *((one, contender) for one in cases for contender in TOGETHER),
-        # Takes minutes to choose its kernels.
+        # Needs minutes to choose its kernels.
         (base, "max-autotune"),
     ]
 
 
 def on_cpu() -> list[tuple[Case, str]]:
-    """Enough to see that each runs."""
+    """Enough to show that each contender runs."""
     full, half = Case("vit-micro", 16, "fp32"), Case("vit-micro", 16, "bf16-masters")
     return [(full, "trainer"), (full, "eager"), (half, "trainer"), (half, "eager"), (full, "compile")]
 
@@ -59,14 +59,14 @@ def name_of(case: Case) -> str:
 
 
 def compare(result: dict[str, dict]) -> None:
-    """Adds to each contender how much faster the trainer is on the same case."""
+    """Adds to each contender the trainer's speed relative to it on the same case."""
     for name, contenders in result.items():
         ours = contenders["trainer"]
         for measured in contenders.values():
             if "why" in ours or "why" in measured:
                 continue
             measured["ratio"] = ours["images_per_second"] / measured["images_per_second"]
-            # With a class token timm computes more for an image.
+            # With a class token timm computes more per image.
             if ours["mfu"] and (measured is ours or name.endswith("/average")):
                 measured["mfu"] = ours["mfu"] / measured["ratio"]
 
@@ -89,7 +89,7 @@ def table(result: dict) -> str:
 
 
 def measure(context: Context, case: Case, contender: str, steps: int, warmup: int) -> dict:
-    """What was measured, or why nothing was."""
+    """The measurement, or why there is none."""
     try:
         return CONTENDERS[contender](case, context.settings(steps, warmup, MOST[contender]), ())
     except (CannotRun, NotRun) as error:

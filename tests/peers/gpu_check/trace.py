@@ -1,4 +1,4 @@
-"""A Chrome trace of one step, and what it says: that all of the step is in it and, on a GPU, what its time goes to."""
+"""A Chrome trace of one step: it has all of the step's operators and, on a GPU, shows how long the GPU is busy."""
 
 import collections
 import json
@@ -8,13 +8,13 @@ from contenders import Case, bench
 from .context import Context, Outcome
 
 OPERATORS = ("aten::scaled_dot_product_attention", "aten::_fused_adamw_")
-# On a GPU: this project's own.
+# On a GPU: this project's kernels.
 KERNELS = ("vit_layer_norm_forward", "vit_layer_norm_backward")
-TOLD_KERNELS = 12
+REPORTED_KERNELS = 12
 
 
 def busy_microseconds(events: list[dict]) -> float:
-    """In which at least one of them runs."""
+    """Time in which at least one event runs."""
     busy, until = 0.0, 0.0
     for event in sorted(events, key=lambda event: event["ts"]):
         end = event["ts"] + event["dur"]
@@ -23,8 +23,8 @@ def busy_microseconds(events: list[dict]) -> float:
     return busy
 
 
-def of_device(events: list[dict]) -> dict:
-    """Where the time of a GPU goes."""
+def device_summary(events: list[dict]) -> dict:
+    """How the GPU spends its time."""
     on_device = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if not on_device:
         return {"events": 0}
@@ -36,7 +36,7 @@ def of_device(events: list[dict]) -> dict:
         "events": len(on_device),
         "milliseconds": (end - start) / 1e3,
         "busy_share": busy_microseconds(on_device) / (end - start),
-        "kernels_ms": {name: time / 1e3 for name, time in times.most_common(TOLD_KERNELS)},
+        "kernels_ms": {name: time / 1e3 for name, time in times.most_common(REPORTED_KERNELS)},
     }
 
 
@@ -48,11 +48,11 @@ def check(context: Context) -> Outcome:
     counted = collections.Counter(event["name"] for event in events)
     expected = OPERATORS + KERNELS if context.on_gpu else OPERATORS
     missing = [name for name in expected if not counted[name]]
-    device = of_device(events) if context.on_gpu else None
+    device = device_summary(events) if context.on_gpu else None
     result = {"file": file.name, "events": len(events), "missing": missing, "device": device}
     if missing or (device and not device["events"]):
-        return Outcome("failed", f"{file.name} lacks {', '.join(missing) or 'what the GPU did'}", result)
-    told = f"{len(events)} events in {file.name}"
+        return Outcome("failed", f"{file.name} lacks {', '.join(missing) or 'GPU events'}", result)
+    message = f"{len(events)} events in {file.name}"
     if device:
-        told += f"; the GPU is busy {device['busy_share'] * 100:.0f} % of {device['milliseconds']:.1f} ms"
-    return Outcome("passed", told, result)
+        message += f"; the GPU is busy {device['busy_share'] * 100:.0f} % of {device['milliseconds']:.1f} ms"
+    return Outcome("passed", message, result)

@@ -1,4 +1,4 @@
-// A dashboard: its title and variables, its rows, and its panels at their places.
+// A dashboard: its title, variables, rows and panels.
 
 import type { CSSProperties } from 'react';
 import { dateTimeFormat, dateTimeForTimeZone, type DataFrame, type GrafanaTheme2, type TimeRange } from '@grafana/data';
@@ -12,7 +12,7 @@ const HEADER = 56;
 
 interface DashboardProps {
   picture: Picture;
-  // Data of each panel by its id.
+  // Data by panel id.
   data: Map<number, DataFrame[]>;
   theme: GrafanaTheme2;
 }

@@ -28,7 +28,7 @@ const STANDARD: Record<string, Process> = {
   unit: identityOverrideProcessor,
 };
 
-// Options of one kind of panel, with what Grafana takes where a dashboard says nothing.
+// Options of each panel type, with Grafana's defaults.
 const CUSTOM: Record<string, Record<string, unknown>> = {
   timeseries: {
     axisBorderShow: false,
@@ -79,12 +79,12 @@ const CUSTOM: Record<string, Record<string, unknown>> = {
   bargauge: {},
 };
 
-// The frames with the panel's defaults and overrides in their fields. An option that is not known is an error,
-// since it would be left out without a word.
+// The frames with the panel's defaults and overrides in their fields. An unknown option is an error, since Grafana
+// would silently ignore it.
 export function applyFieldConfig(panel: Panel, data: DataFrame[], theme: GrafanaTheme2): DataFrame[] {
   const custom = CUSTOM[panel.type];
   if (!custom) {
-    throw new Error(`panel ${panel.title}: nothing here draws panels of type ${panel.type}`);
+    throw new Error(`panel ${panel.title}: panels of type ${panel.type} are not supported`);
   }
   const { defaults, overrides } = panel.fieldConfig;
   const used = [
@@ -95,7 +95,7 @@ export function applyFieldConfig(panel: Panel, data: DataFrame[], theme: Grafana
   const isKnown = (id: string) => (id.startsWith('custom.') ? id.slice('custom.'.length) in custom : id in STANDARD);
   const unknown = used.find((id) => !isKnown(id));
   if (unknown !== undefined) {
-    throw new Error(`panel ${panel.title}: nothing here knows the field option ${unknown}`);
+    throw new Error(`panel ${panel.title}: the field option ${unknown} is not supported`);
   }
   const registry = new FieldConfigOptionsRegistry(() => [
     ...Object.entries(STANDARD).map(([path, process]) => property(path, process)),

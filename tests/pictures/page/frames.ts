@@ -1,14 +1,14 @@
-// Turns a Prometheus's answers into Grafana's data frames, as Grafana's data source for Prometheus does.
+// Converts a Prometheus's answers to Grafana's data frames, like Grafana's Prometheus data source.
 
 import { FieldType, toDataFrame, type DataFrame } from '@grafana/data';
 import type { Answer, Panel, Series, Target } from './picture';
 
-// The frames of all targets of a panel.
+// The frames of all of a panel's targets.
 export function framesOf(panel: Panel, answers: Record<string, Answer>): DataFrame[] {
   return panel.targets.flatMap((target) => {
     const answer = answers[target.refId];
     if (!answer) {
-      throw new Error(`panel ${panel.title}: the answers have none to query ${target.refId}`);
+      throw new Error(`panel ${panel.title}: query ${target.refId} has no answer`);
     }
     if (target.format === 'table') {
       return answer.result.length > 0 ? [tableFrame(target, answer.result, panel.targets.length > 1)] : [];
@@ -22,7 +22,7 @@ function seriesFrame({ refId, legendFormat }: Target, series: Series, step: numb
   return toDataFrame({
     refId,
     fields: [
-      // With the interval Grafana leaves gaps where points are missing.
+      // Grafana needs the interval to leave gaps for missing points.
       { name: 'Time', type: FieldType.time, values: points.map(([time]) => time * 1_000), config: { interval: step } },
       {
         name: 'Value',

@@ -1,4 +1,4 @@
-// Draws the dashboard in `window.picture`, and sets `window.drawn` when it is there.
+// Draws the dashboard in `window.picture`, then sets `window.drawn`.
 
 import { useEffect } from 'react';
 import { createRoot } from 'react-dom/client';
@@ -28,7 +28,7 @@ declare global {
 
 const theme = createTheme({ colors: { mode: 'dark' } });
 
-// Some are there under an old name too.
+// Some transformers also exist under an old name.
 const transformers = new Map(Object.values(standardTransformers).map((transformer) => [transformer.id, transformer]));
 standardTransformersRegistry.setInit(() =>
   [...transformers.values()].map((transformation) => ({
@@ -41,10 +41,10 @@ standardTransformersRegistry.setInit(() =>
   })),
 );
 
-// The panel's data with its transformations and its field configuration.
+// The panel's data, with its transformations and field configuration applied.
 async function prepare(panel: Panel, answers: Record<string, Answer> | undefined): Promise<DataFrame[]> {
   if (!answers) {
-    throw new Error(`panel ${panel.title}: the answers have none to its queries`);
+    throw new Error(`panel ${panel.title}: its queries have no answers`);
   }
   const transformed = transformDataFrame(panel.transformations ?? [], framesOf(panel, answers));
   const frames = applyFieldConfig(panel, await lastValueFrom(transformed), theme);
@@ -66,7 +66,7 @@ function Page({ data }: { data: Map<number, DataFrame[]> }) {
 }
 
 await initPluginTranslations('grafana');
-// Panels measure texts when they are first drawn, so the font has to be there by then.
+// Panels measure texts when they are first drawn, so the font must be loaded first.
 await Promise.all(['400 14px Inter', '500 14px Inter'].map((font) => document.fonts.load(font)));
 const { rows, panels } = window.picture;
 const data = new Map<number, DataFrame[]>();

@@ -1,4 +1,4 @@
-// What is inside a panel, by the panel's type.
+// The content of a panel, by the panel's type.
 
 import {
   VizOrientation,
@@ -42,7 +42,7 @@ export function PanelContent(props: ContentProps) {
     case 'table':
       return <Table {...props} />;
     default:
-      throw new Error(`panel ${panel.title}: nothing here draws panels of type ${panel.type}`);
+      throw new Error(`panel ${panel.title}: panels of type ${panel.type} are not supported`);
   }
 }
 
@@ -55,7 +55,7 @@ function NoData({ panel, width, height, theme }: ContentProps) {
   );
 }
 
-// The values that a stat or a bar gauge shows, each reduced from a series.
+// The values of a stat or a bar gauge, each reduced from a series.
 function reducedValues({ panel, frames, theme }: ContentProps, sparkline: boolean): FieldDisplay[] {
   return getFieldDisplayValues({
     data: frames,

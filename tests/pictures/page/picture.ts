@@ -1,4 +1,4 @@
-// What draw.mjs hands to the page: parts of a dashboard, and the answers of collect.mjs.
+// The input of the page from draw.mjs: parts of a dashboard, and the answers of collect.mjs.
 
 import type { DataTransformerConfig, FieldConfigSource } from '@grafana/data';
 
@@ -24,7 +24,7 @@ export interface Panel {
   gridPos: Position;
   targets: Target[];
   fieldConfig: FieldConfigSource;
-  // The options differ from one kind of panel to another.
+  // The options depend on the panel's type.
   options: Record<string, any>;
   transformations?: DataTransformerConfig[];
 }
@@ -37,9 +37,9 @@ export interface Row {
 
 export interface Series {
   metric: Record<string, string>;
-  // Of a query at one time.
+  // Result of an instant query.
   value?: [number, string];
-  // Of a query over a range of times.
+  // Result of a range query.
   values?: Array<[number, string]>;
 }
 

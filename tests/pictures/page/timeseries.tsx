@@ -1,4 +1,4 @@
-// A panel with lines over time, and the marks of annotations on them.
+// A panel with lines over time and the marks of annotations.
 
 import { useLayoutEffect, useMemo } from 'react';
 import { FieldType, applyNullInsertThreshold, getFieldDisplayName, type DataFrame } from '@grafana/data';
@@ -25,8 +25,8 @@ export function TimeSeriesPanel({ panel, frames, width, height, range, marks, th
   );
 }
 
-// Copies of the frames with gaps where points are missing or not a number, which TimeSeries does for the first frame
-// only; and with fields named as in the legend, since colors go by name and it forgets display names.
+// Copies of the frames, with gaps for missing points and NaN, which TimeSeries adds only to the first frame. Fields are
+// named as in the legend, since TimeSeries chooses colors by name and drops display names.
 function graphable(frames: DataFrame[]): DataFrame[] {
   return frames.map((frame) => {
     const fields = frame.fields.map((field) =>
@@ -42,7 +42,7 @@ function graphable(frames: DataFrame[]): DataFrame[] {
   });
 }
 
-// Dashed lines where something happened, with a triangle below, and a tint where it lasted.
+// Dashed lines at the start and end of each mark, with a triangle at the start, and a tint between.
 function Marks({ config, marks }: { config: UPlotConfigBuilder; marks: Mark[] }) {
   useLayoutEffect(() => {
     config.addHook('draw', (plot) => {

@@ -1,4 +1,4 @@
-//! The demonstration: one manifest trains a Vision Transformer on a real local cluster. `make demo` calls it.
+//! `make demo`: one manifest trains a Vision Transformer on a real local cluster.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -18,13 +18,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start the cluster afresh, install the operator, train, and tell how it went
+    /// Recreate the cluster, install the operator, train, and print the results
     Up {
-        /// When the whole demonstration began, in seconds since 1970, for the total in the last line
+        /// Start time of the whole demo in Unix seconds, for the total in the last line
         #[arg(long)]
         started: Option<u64>,
     },
-    /// Remove the cluster and all it left
+    /// Remove the cluster and its data
     Down,
 }
 

@@ -1,10 +1,10 @@
-//! Commands in pages, run as a reader would run them: in the order of the page, in one folder.
+//! Runs the commands of pages as a reader would: in order, in one folder.
 //!
-//! A reader stands at the top of the source tree with everything built. Here that is a folder of its own that looks like it:
-//! with the examples, the chart, the built programs, the digits, and what pages take for the reader's own: `job.yaml` and
-//! `ds_config.json`. Examples train for fewer epochs. Blocks that are a dry run have a `make` that only says what it would do,
-//! and a `helm install` that renders the chart, so that both fail where a target, a flag or a value is not there; elsewhere
-//! they have neither.
+//! Readers are at the root of the built source tree. Tests use a temporary folder that looks like
+//! it, with the examples, the chart, the built programs, the digits, and the files that pages
+//! assume, `job.yaml` and `ds_config.json`. Examples train for fewer epochs. In a dry run `make`
+//! only prints its commands and `helm install` renders the chart, so that both fail if a target,
+//! flag or value does not exist. Other blocks have neither.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use crate::binaries::Binaries;
 use crate::root;
 use crate::{cache, command, digits, packages};
 
-/// Epochs of examples on this machine, so that a test does not train for minutes.
+/// Epochs of examples on this machine, so that tests do not train for minutes.
 const EPOCHS_HERE: i64 = 2;
-/// Epochs of examples on a cluster, where pages do something to jobs while they train.
+/// Epochs of examples on a cluster, where pages act on jobs while they train.
 const EPOCHS_ON_CLUSTER: i64 = 12;
 
-/// A `helm` without a cluster: what would be installed is rendered.
+/// A `helm` without a cluster: it renders instead of installing.
 const HELM: &str = r#"verb=$1; shift
 case $verb in
 install|upgrade)
@@ -37,10 +37,10 @@ template|lint|package) exec 'HELM' "$verb" "$@" ;;
 *) echo "helm $verb needs a cluster" >&2; exit 1 ;;
 esac"#;
 
-/// The folder of the programs of a dry run.
+/// The folder with the programs of a dry run.
 const DRY: &str = "dry-run";
 
-/// Where a block's commands are run.
+/// Where a block's commands run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
     /// On this machine.
@@ -49,25 +49,25 @@ pub enum Place {
     Cluster,
 }
 
-/// What becomes of the commands of a block.
+/// How the commands of a block are tested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fate {
-    /// Nothing: it is no commands, or says why they are not run.
+    /// Not at all: it has no commands, or a reason not to run them.
     Unread,
-    /// They are run and end well; a console prints what it shows.
+    /// They must succeed; a console must print its output.
     Run(Place),
-    /// They are run on this machine, without what `make` and `helm install` would do.
+    /// They must succeed on this machine, without effects of `make` and `helm install`.
     DryRun,
-    /// They are run on this machine and fail with what the block shows.
+    /// They must fail on this machine with the block's output.
     Fail,
-    /// What is shown is compared with a snapshot of another test.
+    /// The output is compared with another test's snapshot.
     Snapshot,
 }
 
-/// Before the file of a snapshot.
+/// Prefix of a snapshot's file.
 const SNAPSHOT: &str = "snapshot=";
 
-/// What becomes of the commands of a block; an error where its info string is none of those that there are.
+/// How the commands of a block are tested; an error if its info string is unknown.
 pub fn fate(block: &Block) -> Result<Fate> {
     let (language, rest) = block.info.split_once(' ').unwrap_or((&block.info, ""));
     if !matches!(language, "sh" | "bash" | "shell" | "console") {
@@ -75,7 +75,7 @@ pub fn fate(block: &Block) -> Result<Fate> {
     }
     ensure!(
         matches!(language, "sh" | "console"),
-        "{language} should be `sh`, or `console` for commands after `$ ` with what they print"
+        "{language} should be `sh`, or `console` for commands after `$ ` with their output"
     );
     match (rest, rest.split_once(": ")) {
         ("", _) => Ok(Fate::Run(Place::Here)),
@@ -87,7 +87,7 @@ pub fn fate(block: &Block) -> Result<Fate> {
         }
         (_, Some(("no-test", reason))) if language == "sh" && !reason.trim().is_empty() => Ok(Fate::Unread),
         _ if language == "console" && rest.starts_with(SNAPSHOT) => Ok(Fate::Snapshot),
-        _ => bail!("{rest:?} is no mark of `{language}`: `vit_tests::documentation` lists them"),
+        _ => bail!("{rest:?} is not a valid mark of `{language}`: `vit_tests::documentation` lists them"),
     }
 }
 
@@ -115,7 +115,7 @@ impl Session {
         Ok(session)
     }
 
-    /// With `kubectl` and `helm` on a cluster, to which this kubeconfig leads.
+    /// With `kubectl` and `helm` for the cluster of this kubeconfig.
     pub fn on_cluster(kubeconfig: &Path) -> Result<Self> {
         let mut session = Self::prepared(EPOCHS_ON_CLUSTER)?;
         let binaries = Binaries::build()?;
@@ -173,7 +173,7 @@ impl Session {
         })
     }
 
-    /// Runs all blocks of a page that are for this place, and writes its files; the number of blocks that were run.
+    /// Runs all blocks of a page for this place, writes its files, and returns the blocks' number.
     pub fn follow(&self, page: &Page, here: Place) -> Result<usize> {
         let mut ran = 0;
         for block in &page.blocks {
@@ -195,7 +195,7 @@ impl Session {
         Ok(ran)
     }
 
-    /// Runs a block. What a console shows is what it prints to its terminal, standard error included.
+    /// Runs a block. A console's output includes standard error.
     fn console(&self, block: &Block) -> Result<()> {
         if block.language() == "sh" {
             return self.run(&block.parts().0).map(drop);
@@ -205,13 +205,13 @@ impl Session {
         let outcome = self.run(&script);
         let printed = fs::read_to_string(log.path())?;
         match outcome {
-            Ok(_) if fate(block)? == Fate::Fail => bail!("it does not fail: {printed}"),
+            Ok(_) if fate(block)? == Fate::Fail => bail!("it did not fail: {printed}"),
             Err(error) if fate(block)? != Fate::Fail => Err(error.context(printed)),
             _ => output::compare(block, &printed),
         }
     }
 
-    /// Runs a script to its end; it fails with the first of its commands that does. Gives what it printed.
+    /// Runs a script until the first failing command, and returns its output.
     pub fn run(&self, script: &str) -> Result<String> {
         let mut bash = command::command("bash", ["-euo", "pipefail", "-c", script]);
         bash.current_dir(self.folder.path())
@@ -221,18 +221,21 @@ impl Session {
     }
 }
 
-/// Compares what a console shows with the snapshot that it names.
+/// Compares a console's output with its snapshot.
 pub fn compare_with_snapshot(block: &Block) -> Result<()> {
-    let file = block.info.split_once(SNAPSHOT).context("names a snapshot")?.1;
+    let file = block.info.split_once(SNAPSHOT).context("no snapshot is named")?.1;
     let text = fs::read_to_string(root().join(file))?;
-    let (_, content) = text.split_once("\n---\n").context("a snapshot has a header")?;
+    let (_, content) = text.split_once("\n---\n").context("the snapshot has no header")?;
     output::compare(block, content)
 }
 
-/// The folder of the built programs: those of the profile of this test, which lies one further down, or else the released ones.
+/// The folder of the built programs: of this test's profile, or else `target/release`.
 fn built() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let own = test.ancestors().nth(2).context("a test lies in target/*/deps")?;
+    let own = test
+        .ancestors()
+        .nth(2)
+        .context("the test is not in target/*/deps")?;
     let folders = [own.to_owned(), root().join("target/release")];
     let whole = folders.into_iter().find(|folder| {
         ["vit-trainer", "vit-operator", "vit-cluster"]
@@ -242,7 +245,7 @@ fn built() -> Result<PathBuf> {
     whole.context("the programs are missing: run `make binaries`")
 }
 
-/// The help of a built program's command, as it is outside any environment.
+/// The help of a built program's command, in an empty environment.
 pub fn help(program: &str, command: &[String]) -> Result<String> {
     let mut help = Command::new(built()?.join(program));
     help.args(command).arg("--help").env_clear().stdin(Stdio::null());
@@ -255,7 +258,7 @@ fn executable(path: &Path, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// An example that trains for so many epochs at most; what else is in its file stays.
+/// Limits the epochs of an example's jobs; its other documents stay.
 fn shortened(text: &str, epochs: i64) -> Result<String> {
     let mut documents = Vec::new();
     for document in text.split("\n---\n") {
@@ -272,7 +275,7 @@ fn shortened(text: &str, epochs: i64) -> Result<String> {
                 at_most(&mut training["schedule"]["warmupEpochs"], 1);
             }
         }
-        // As YAML, for commands that change a line of it.
+        // As YAML, because commands edit its lines.
         documents.push(serde_saphyr::to_string(&value)?);
     }
     Ok(documents.join("\n---\n"))
@@ -309,7 +312,7 @@ mod tests {
             "bash",
             "shell",
         ] {
-            assert!(fate(&Block::new(info, "true\n")).is_err(), "{info} is taken");
+            assert!(fate(&Block::new(info, "true\n")).is_err(), "{info} is accepted");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Manifests in pages and in `examples/`, and what crds' own validation says of them.
+//! Validates manifests in pages and `examples/`.
 
 use anyhow::{Result, ensure};
 use crds::ViTTrainingJob;
@@ -9,11 +9,11 @@ use super::Block;
 /// A YAML document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Manifest {
-    /// A job as a whole.
+    /// A whole job.
     Job(Value),
     /// A part of a job's `spec`.
     PartOfSpec(Value),
-    /// A study as a whole.
+    /// A whole study.
     Study(Value),
     /// A part of a study's `spec`, with sweeps.
     PartOfStudy(Value),
@@ -21,7 +21,7 @@ pub enum Manifest {
     Other(Value),
 }
 
-/// The manifests in a text of YAML.
+/// The manifests in a YAML text.
 pub fn parse(text: &str) -> Result<Vec<Manifest>> {
     let documents = text.split("\n---\n").filter(|document| {
         document
@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>> {
     documents
         .map(|document| {
             let value: Value = serde_saphyr::from_str(document)?;
-            ensure!(value.is_object(), "no object: {document}");
+            ensure!(value.is_object(), "not an object: {document}");
             Ok(match (&value["apiVersion"], &value["kind"]) {
                 (Value::Null, _) if value["sweeps"].is_array() => Manifest::PartOfStudy(value),
                 (Value::Null, _) => Manifest::PartOfSpec(value),
@@ -49,7 +49,7 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>> {
         .collect()
 }
 
-/// The manifests of a block, none where it is not one of YAML manifests.
+/// The manifests of a block; empty if it has none.
 pub fn of_block(block: &Block) -> Result<Vec<Manifest>> {
     match block.info.split_whitespace().collect::<Vec<_>>()[..] {
         ["yaml"] => parse(&block.text),
@@ -59,7 +59,7 @@ pub fn of_block(block: &Block) -> Result<Vec<Manifest>> {
 }
 
 impl Manifest {
-    /// What the operator and `vit-trainer run` would say of it.
+    /// Validates it like the operator and `vit-trainer run`.
     pub fn validate(&self) -> Result<()> {
         let job = match self {
             Self::Job(job) => job.clone(),
@@ -87,14 +87,14 @@ impl Manifest {
     }
 }
 
-/// What `vit-trainer study` would say of a study.
+/// Validates a study like `vit-trainer study`.
 fn plan(study: Value) -> Result<()> {
     let study: crds::ViTScalingStudy = serde_json::from_value(study)?;
     study::plan(&study.spec)?;
     Ok(())
 }
 
-/// A job with this part of a `spec` in it.
+/// A job with this part of a `spec`.
 fn with(part: &Value) -> Value {
     let mut job = json!({
         "apiVersion": "vit-operator.dev/v1alpha1",
@@ -109,7 +109,7 @@ fn with(part: &Value) -> Value {
             "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
         },
     });
-    // Where files are streamed, no volume has them.
+    // Streamed data have no volume.
     if part["data"].get("cache").is_some() {
         job["spec"]["data"]["volume"].take();
     }
@@ -138,7 +138,7 @@ mod tests {
             "apiVersion: v1\nkind: Namespace",
         ] {
             let manifests = parse(bad).expect("parses");
-            assert!(manifests[0].validate().is_err(), "{bad} is taken");
+            assert!(manifests[0].validate().is_err(), "{bad} is accepted");
         }
     }
 }

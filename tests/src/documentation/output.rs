@@ -1,13 +1,13 @@
-//! What pages show as the output of commands, and what the commands print.
+//! Compares output shown on pages with actual output.
 
 use anyhow::{Result, ensure};
 
 use super::Block;
 
-/// Stands for anything within a line; on a line of its own, for any lines.
+/// Matches anything within a line; alone on a line, any lines.
 const ANY: &str = "...";
 
-/// Checks that the output of a console is what was printed.
+/// Checks that a console's output matches `printed`.
 pub fn compare(block: &Block, printed: &str) -> Result<()> {
     let numbers_vary = block.info.contains("numbers vary: ");
     let normal = |line: &str| {
@@ -21,12 +21,12 @@ pub fn compare(block: &Block, printed: &str) -> Result<()> {
     let lines: Vec<String> = printed.lines().map(|line| normal(line.trim_end())).collect();
     ensure!(
         matches(&expected, &lines),
-        "the page shows another output than this:\n{printed}"
+        "the page's output differs from:\n{printed}"
     );
     Ok(())
 }
 
-/// Each number as a single 0.
+/// Replaces each number by 0.
 fn without_numbers(line: &str) -> String {
     let mut text = String::new();
     for letter in line.chars() {

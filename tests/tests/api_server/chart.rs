@@ -1,5 +1,5 @@
-//! What the chart makes, checked by the API server against its own schemas and those of the Prometheus operator, strictly: a
-//! field that is unknown or given twice is an error, and so is a warning.
+//! Validates the rendered chart on the API server, with the Prometheus operator's CRDs. Unknown and
+//! duplicate fields and warnings are errors.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -8,15 +8,15 @@ use vit_tests::{Cluster, chart, command, operator};
 
 use crate::{VALID, kubectl, kubectl_input, until};
 
-/// Namespaces of the release and, where the values say so, of jobs.
+/// Namespaces of the release and, with `namespace`, of jobs.
 const NAMESPACES: [&str; 2] = [operator::OPERATOR, "research"];
 
-/// Sets of values that together turn on and off whatever there is.
+/// Sets of values that together turn everything on and off.
 const VALUES: &[(&str, &[&str])] = &[
     ("defaults", &[]),
     ("one namespace", &["namespace=research"]),
     (
-        "all there is",
+        "everything",
         &[
             "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=a",
             "metrics.prometheusRule.alerts.ViTStraggler.threshold=1.5,metrics.prometheusRule.alerts.ViTStraggler.for=1h",
@@ -45,7 +45,7 @@ const VALUES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "as little as there can be",
+        "as little as possible",
         &[
             "replicaCount=1,revisionHistoryLimit=0,rbac.create=false,crds.install=false",
             "podGroups=false,kueue=false,podDisruptionBudget=false",
@@ -56,7 +56,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Who makes an object that a job owns.
+/// The account that creates an object owned by a job.
 const ACCOUNT: &str = "--serviceaccount=default:maker";
 
 const APPLY: [&str; 7] = [
@@ -79,10 +79,10 @@ pub(crate) fn manifests_are_valid(cluster: &Cluster, _: usize) -> Result<()> {
         let objects = chart::manifests(&manifests)?.len();
         ensure!(
             applied.lines().count() == objects,
-            "{name}: {objects} objects, and applied {applied}"
+            "{name}: {objects} objects, but applied {applied}"
         );
     }
-    // The check can fail.
+    // Checks that the check can fail.
     let manifests = render(&["metrics.podMonitor.jobs=true"])?;
     for (right, wrong, refusal) in [
         ("  replicas: 2", "  replica: 2", ".spec.replica"),
@@ -95,14 +95,14 @@ pub(crate) fn manifests_are_valid(cluster: &Cluster, _: usize) -> Result<()> {
     ] {
         ensure!(manifests.contains(right), "{right:?} is not in the manifests");
         let Err(error) = kubectl_input(cluster, APPLY, &manifests.replace(right, wrong)) else {
-            anyhow::bail!("{wrong:?} is taken")
+            anyhow::bail!("{wrong:?} is accepted")
         };
         ensure!(format!("{error:#}").contains(refusal), "{wrong:?}: {error:#}");
     }
     Ok(())
 }
 
-/// Makes the namespaces, and has the server know the Prometheus operator's kinds.
+/// Creates the namespaces and installs the Prometheus operator's CRDs.
 fn prepare(cluster: &Cluster) -> Result<()> {
     let restricted =
         ["enforce", "warn"].map(|mode| (format!("pod-security.kubernetes.io/{mode}"), json!("restricted")));
@@ -132,7 +132,7 @@ fn prepare(cluster: &Cluster) -> Result<()> {
             Ok(())
         })?;
     }
-    // The server looks for a pod's account even where the pod is not made in earnest.
+    // The server checks a pod's account even in a dry run.
     let account = json!({
         "apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "vit-operator-test", "namespace": operator::OPERATOR},
@@ -145,7 +145,8 @@ fn prepare(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Why the operator may update vittrainingjobs/finalizers, which it never asks for: no object of a job could be made without.
+/// Shows why the operator needs the right to update vittrainingjobs/finalizers without ever
+/// requesting it: otherwise no object of a job can be created.
 pub(crate) fn owned_objects_take_the_right_to_finalizers(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl_input(
         cluster,
@@ -205,7 +206,7 @@ pub(crate) fn owned_objects_take_the_right_to_finalizers(cluster: &Cluster, _: u
     until(create)
 }
 
-/// What the release tells whoever installs it.
+/// The release notes.
 pub(crate) fn notes_fit_the_values(cluster: &Cluster, _: usize) -> Result<()> {
     let notes = |values: &[&str]| -> Result<String> {
         let mut helm = cluster.helm();
@@ -215,7 +216,7 @@ pub(crate) fn notes_fit_the_values(cluster: &Cluster, _: usize) -> Result<()> {
             helm.args(["--set", value]);
         }
         let told = command::run(&mut helm)?;
-        let (_, notes) = told.split_once("NOTES:\n").context("there are notes")?;
+        let (_, notes) = told.split_once("NOTES:\n").context("no notes")?;
         Ok(notes.to_owned())
     };
     for (values, parts) in [

@@ -1,5 +1,5 @@
-//! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows; and
-//! what the operator asks of it. Needs root (the server runs in a network namespace of its own), but no nodes.
+//! The CRDs on a real API server: validation messages, defaults, `kubectl` output, and the
+//! operator's requests. Needs root (the server runs in its own network namespace), but no nodes.
 //!
 //! `VIT_KUBERNETES=1.30` tests the API server of that version.
 
@@ -30,14 +30,14 @@ const STUDY_CRD: &str = concat!(
     "/../crds/generated/vitscalingstudies.yaml"
 );
 
-/// Pods of the operator, as its own tests have them.
+/// Snapshots of pods from the operator's tests.
 const BUILT_PODS: [&str; 2] = [
     include_str!("../../../operator/src/build/snapshots/vit_operator__build__tests__a_pod_of_a_gang.snap"),
     include_str!(
         "../../../operator/src/build/snapshots/vit_operator__build__tests__a_pod_with_everything_that_can_be_set.snap"
     ),
 ];
-/// What has to be there for these pods.
+/// Objects that these pods need.
 const NAMED_BY_PODS: &str = "
 apiVersion: v1
 kind: Namespace
@@ -62,10 +62,10 @@ metadata: {name: nvidia}
 handler: nvidia
 ";
 
-/// Held by a test while its nodes are there.
+/// Held by a test while its nodes exist.
 static NODES: Mutex<()> = Mutex::new(());
 
-/// A change to the valid manifest, and what the refusal must name.
+/// Changes to the valid manifest, and what the error must contain.
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     (
         "a count below its bound",
@@ -135,11 +135,11 @@ fn main() -> Result<()> {
     plugin::try_without_resource(&cluster);
     operator::start(&cluster)?;
     documented(&cluster)?;
-    // Examples and pages have objects of Kueue, too, in the namespaces of teams.
+    // Examples and pages also have Kueue's objects, in teams' namespaces.
     let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
     let kueue = kueue.display().to_string();
     kubectl(&cluster, ["apply", "--server-side", "-f", &kueue])?;
-    // It fails where it finds no conditions at all yet.
+    // `kubectl wait` fails while a CRD has no conditions.
     until(|| {
         kubectl(
             &cluster,
@@ -162,10 +162,10 @@ fn main() -> Result<()> {
     conclusion.exit();
 }
 
-/// How long the server may take to know a kind or a right.
+/// Time limit for the server to serve a kind or apply a right.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Tries until there is no error.
+/// Retries until there is no error.
 fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -177,14 +177,14 @@ fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Waits until the server serves the resource, and documents it, which comes a moment later.
+/// Waits until the server serves and documents the resources.
 fn documented(cluster: &Cluster) -> Result<()> {
     let crds = [
         "crd/vittrainingjobs.vit-operator.dev",
         "crd/vitscalingstudies.vit-operator.dev",
     ];
     until(|| {
-        // It fails where it finds no conditions at all yet.
+        // `kubectl wait` fails while a CRD has no conditions.
         kubectl(
             cluster,
             [
@@ -203,13 +203,13 @@ fn documented(cluster: &Cluster) -> Result<()> {
 }
 
 fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
-    // Trials run in threads of their own.
+    // Trials run in separate threads.
     let runtime = Handle::try_current().ok();
     let trial = |name: String, test: fn(&Cluster, usize) -> Result<()>, index: usize| {
         let (cluster, runtime) = (cluster.cloned(), runtime.clone());
         Trial::test(name, move || {
             let _entered = runtime.as_ref().map(Handle::enter);
-            let cluster = cluster.ok_or("the cluster is only there when tests run")?;
+            let cluster = cluster.ok_or("the cluster exists only while tests run")?;
             test(&cluster, index).map_err(|error| format!("{error:#}").into())
         })
     };
@@ -266,7 +266,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
     }
     for (index, page) in documentation::pages()?.iter().enumerate() {
         if page.blocks.iter().any(|block| block.language() == "yaml") {
-            trials.push(trial(format!("taken: {}", page.path.display()), page_of, index));
+            trials.push(trial(
+                format!("accepted: {}", page.path.display()),
+                page_of,
+                index,
+            ));
         }
     }
     Ok(trials)
@@ -354,12 +358,14 @@ fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
     Ok(())
 }
 
-/// The pods that the operator's tests expect would be taken, with whatever they name.
+/// The API server accepts the pods of the operator's snapshots.
 fn built_pods(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl_input(cluster, ["apply", "--server-side", "-f", "-"], NAMED_BY_PODS)?;
     for snapshot in BUILT_PODS {
-        let (_, pod) = snapshot.split_once("\n---\n").context("a snapshot has a head")?;
-        // The server knows a new priority class a moment later.
+        let (_, pod) = snapshot
+            .split_once("\n---\n")
+            .context("the snapshot has no header")?;
+        // The server needs a moment to know a new priority class.
         until(|| {
             let create = ["create", "--dry-run=server", "--validate=strict", "-f", "-"];
             kubectl_input(cluster, create, pod).map(drop)
@@ -414,10 +420,10 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
     Ok(())
 }
 
-/// An example is created as it is, by a client that knows no field that the server does not.
+/// An example is accepted unchanged, with strict validation.
 fn example(cluster: &Cluster, index: usize) -> Result<()> {
     let examples = documentation::examples()?;
-    let path = examples.get(index).context("it is there")?.display().to_string();
+    let path = examples.get(index).context("no example")?.display().to_string();
     kubectl(cluster, ["create", "namespace", &format!("example-{index}")])?;
     let namespace = format!("--namespace=example-{index}");
     let applied = kubectl(cluster, ["apply", "--validate=strict", &namespace, "-f", &path])?;
@@ -428,10 +434,10 @@ fn example(cluster: &Cluster, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// The server would take the objects of a page.
+/// The server accepts the objects of a page.
 fn page_of(cluster: &Cluster, index: usize) -> Result<()> {
     let pages = documentation::pages()?;
-    let page = pages.get(index).context("it is there")?;
+    let page = pages.get(index).context("no page")?;
     for block in &page.blocks {
         for manifest in manifests::of_block(block)? {
             let (manifests::Manifest::Job(object) | manifests::Manifest::Other(object)) = manifest else {
@@ -439,7 +445,7 @@ fn page_of(cluster: &Cluster, index: usize) -> Result<()> {
             };
             kubectl_input(
                 cluster,
-                // What an example has created may be there already.
+                // An example may have created it already.
                 [
                     "apply",
                     "--server-side",

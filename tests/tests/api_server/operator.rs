@@ -1,5 +1,5 @@
-//! What the operator asks of the API server from a job's creation to its deletion, with the rights of the chart. No kubelet
-//! runs the pods: the test writes what becomes of them.
+//! The operator's requests from a job's creation to its deletion, with the chart's rights. There
+//! are no kubelets: the test writes the pods' status.
 
 use anyhow::{Result, ensure};
 use contract::RunConfig;
@@ -12,11 +12,11 @@ use vit_tests::{Cluster, GpuProduct, kwok};
 
 use super::{NODES, VALID, kubectl, kubectl_input};
 
-/// The only namespace whose jobs are run.
+/// The operator's namespace for jobs.
 const NAMESPACE: &str = "operated";
 const PODS: [&str; 2] = ["pod/digits-1-0", "pod/digits-1-1"];
 
-/// Installs the chart, and starts the operator before the API server serves any kind of Kueue's.
+/// Installs the chart, and starts the operator before the API server serves Kueue's kinds.
 pub(crate) fn start(cluster: &Cluster) -> Result<()> {
     kubectl(cluster, ["create", "namespace", NAMESPACE])?;
     let namespace = format!("namespace={NAMESPACE}");
@@ -25,7 +25,7 @@ pub(crate) fn start(cluster: &Cluster) -> Result<()> {
     operator::start(cluster, &program, &[format!("--{namespace}")])
 }
 
-/// Calls in the operator's namespace.
+/// Runs `kubectl` in [`NAMESPACE`].
 struct Operated<'a>(&'a Cluster);
 
 impl Operated<'_> {
@@ -41,7 +41,7 @@ impl Operated<'_> {
         })
     }
 
-    /// Writes what became of pods whose containers are in this state.
+    /// Writes the status of pods whose containers are in this state.
     fn play(&self, pods: &[&str], phase: &str, state: &Value) -> Result<()> {
         let is_ready = if phase == "Running" { "True" } else { "False" };
         let patch = json!({"status": {
@@ -82,7 +82,7 @@ pub(crate) fn runs_a_job(cluster: &Cluster, _: usize) -> Result<()> {
     ] {
         ensure!(
             events.split(' ').any(|event| event == reason),
-            "{reason} is none of {events}"
+            "{reason} is not in {events}"
         );
     }
     let holder = "jsonpath={.spec.holderIdentity}";

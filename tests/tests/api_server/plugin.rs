@@ -1,5 +1,4 @@
-//! `kubectl vit` as its users run it, on a real API server: through kubectl, on objects whose status is written as the operator
-//! writes it.
+//! `kubectl vit` on a real API server, run through kubectl, on objects with a realistic status.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
@@ -25,14 +24,14 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("plugin: status and why of a job in every state", status_and_why),
     ("plugin: GPUs by group, and nodes refused", nodes),
     ("plugin: suspend, resume, scale, delete", changes),
-    ("plugin: waiting for what the operator does", waits),
-    ("plugin: run makes jobs that the server takes", run),
-    ("plugin: what a user may not", forbidden),
+    ("plugin: waiting for the operator", waits),
+    ("plugin: run creates jobs that the server accepts", run),
+    ("plugin: missing rights", forbidden),
     (
-        "plugin: servers, files and contexts that are not there",
+        "plugin: servers, files and contexts that do not exist",
         unreachable,
     ),
-    ("plugin: pipes and colours", pipes),
+    ("plugin: pipes and colors", pipes),
     ("plugin: completion of job names", completion),
 ];
 
@@ -40,18 +39,18 @@ fn vit(cluster: &Cluster, arguments: &[&str]) -> Result<Outcome> {
     ended(&mut command(cluster, arguments)?)
 }
 
-/// Makes a namespace for one test.
+/// Creates a namespace for one test.
 fn namespace(cluster: &Cluster, name: &str) -> Result<()> {
     kubectl(cluster, ["create", "namespace", name]).map(drop)
 }
 
-/// Creates the job of the examples under this name.
+/// Creates the example job under this name.
 fn create(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     let manifest = VALID.replacen("name: digits\n", &format!("name: {name}\n"), 1);
     kubectl_input(cluster, ["-n", namespace, "create", "-f", "-"], &manifest).map(drop)
 }
 
-/// Writes a status as the operator does, of the spec as it is.
+/// Writes a status like the operator, for the current generation.
 fn write_status(cluster: &Cluster, namespace: &str, name: &str, mut status: Value) -> Result<()> {
     let generation = kubectl(
         cluster,
@@ -129,17 +128,17 @@ fn failed() -> Value {
     status
 }
 
-/// What was told before the resource was there.
+/// The output before the CRD was installed.
 static WITHOUT_RESOURCE: OnceLock<Result<Outcome, String>> = OnceLock::new();
 
-/// To be called before the resource is there.
+/// Must run before the CRD is installed.
 pub(crate) fn try_without_resource(cluster: &Cluster) {
     let told = vit(cluster, &["list"]).map_err(|error| format!("{error:#}"));
     let _ = WITHOUT_RESOURCE.set(told);
 }
 
 fn without_resource(_: &Cluster, _: usize) -> Result<()> {
-    let told = WITHOUT_RESOURCE.get().context("was tried")?;
+    let told = WITHOUT_RESOURCE.get().context("it did not run")?;
     let told = told.as_ref().map_err(|error| anyhow!("{error}"))?;
     ensure!(
         told.code == 3
@@ -183,7 +182,7 @@ fn namespaces_and_contexts(cluster: &Cluster, _: usize) -> Result<()> {
         .check(0, &["vittrainingjob.vit-operator.dev/two\n"])?;
     let json = vit(cluster, &["list", "-A", "-o", "json"])?.check(0, &[])?;
     let list: Value = serde_json::from_str(&json.stdout)?;
-    let items = list["items"].as_array().context("has items")?;
+    let items = list["items"].as_array().context("no items")?;
     ensure!(
         items
             .iter()
@@ -192,11 +191,11 @@ fn namespaces_and_contexts(cluster: &Cluster, _: usize) -> Result<()> {
     );
     vit(cluster, &["list", "-n", "nowhere"])?.check(0, &["No jobs found in namespace nowhere."])?;
 
-    // A second context, whose namespace is the other one.
+    // A second context with the other namespace.
     let folder = TempDir::new()?;
     let file = folder.path().join("config");
     fs_err::copy(cluster.kubeconfig(), &file)?;
-    let file = file.to_str().context("a path in UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     let read = |path: &str| kubectl(cluster, ["--kubeconfig", file, "config", "view", "-o", path]);
     let name = read("jsonpath={.clusters[0].name}")?;
     let user = read("jsonpath={.users[0].name}")?;
@@ -271,10 +270,11 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
     )?;
     let object = vit(cluster, &["status", "digits", "-n", place, "-o", "yaml"])?.check(0, &[])?;
     let job: crds::ViTTrainingJob = serde_saphyr::from_str(&object.stdout)?;
-    ensure!(job.metadata.managed_fields.is_none(), "fields are managed");
+    ensure!(job.metadata.managed_fields.is_none(), "managedFields are shown");
     vit(cluster, &["status", "digits", "-n", place, "--exit-code"])?.check(5, &["Running"])?;
 
-    let words = "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node cordoned (node5) (2nd of 3 waiting)";
+    let words =
+        "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node cordoned (node5) (2nd of 3 waiting)";
     let mut waits = with(
         running(),
         "Pending",
@@ -331,7 +331,7 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
     let done = with(
         running(),
         "Succeeded",
-        condition("Complete", "True", "AllEpochsDone", "every pod ended well"),
+        condition("Complete", "True", "AllEpochsDone", "every pod succeeded"),
     );
     write_status(cluster, place, "digits", done)?;
     vit(cluster, &["status", "digits", "-n", place, "--exit-code"])?.check(0, &["Succeeded"])?;
@@ -379,9 +379,9 @@ fn nodes(cluster: &Cluster, _: usize) -> Result<()> {
     }
     let told = vit(cluster, &["nodes", "-o", "json"])?.check(0, &[])?;
     let report: Value = serde_json::from_str(&told.stdout)?;
-    let groups = report["groups"].as_array().context("has groups")?;
+    let groups = report["groups"].as_array().context("no groups")?;
     let of = |product: &str| groups.iter().find(|group| group["gpus"]["product"] == product);
-    let h200 = of("NVIDIA-H200").context("has the group")?;
+    let h200 = of("NVIDIA-H200").context("the group is missing")?;
     ensure!(
         h200["capacity"] == 16 && h200["nodes"][1]["refused"] == "cordoned",
         "{h200:#}"
@@ -450,7 +450,7 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
     Ok(())
 }
 
-/// Starts a command, acts once it has told `begun`, and gives what it came to, with all it told in the order in which it did.
+/// Starts a command, acts once it has printed `begun`, and returns its result with all output.
 fn meanwhile(
     cluster: &Cluster,
     arguments: &[&str],
@@ -470,18 +470,18 @@ fn meanwhile(
         };
     }
     let mut child = shell.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let mut reader = BufReader::new(child.stdout.take().context("is piped")?);
+    let mut reader = BufReader::new(child.stdout.take().context("standard output is not piped")?);
     let mut stdout = String::new();
     while !stdout.contains(begun) {
         ensure!(
             reader.read_line(&mut stdout)? > 0,
-            "{begun:?} was not told: {stdout}"
+            "{begun:?} was not printed: {stdout}"
         );
     }
     act()?;
     reader.read_to_string(&mut stdout)?;
     Ok(Outcome {
-        code: child.wait()?.code().context("was not ended by a signal")?,
+        code: child.wait()?.code().context("a signal ended the command")?,
         stdout,
         stderr: String::new(),
     })
@@ -516,7 +516,7 @@ fn waits(cluster: &Cluster, _: usize) -> Result<()> {
     let done = with(
         running(),
         "Succeeded",
-        condition("Complete", "True", "AllEpochsDone", "every pod ended well"),
+        condition("Complete", "True", "AllEpochsDone", "every pod succeeded"),
     );
     meanwhile(cluster, &watching("done"), begun, || {
         write_status(cluster, place, "done", done)
@@ -583,17 +583,17 @@ fn run(cluster: &Cluster, _: usize) -> Result<()> {
     let warmup = "jsonpath={.spec.training.schedule.warmupEpochs}";
     ensure!(
         kubectl(cluster, ["-n", place, "get", "vtj", "cifar10", "-o", warmup])? == "1",
-        "was not set"
+        "warmupEpochs was not set"
     );
     vit(cluster, &words(&[]))?.check(1, &["there is one of that name in namespace vit-run, and is New"])?;
     vit(cluster, &words(&["--set", "training.epochs=0"]))?.check(2, &["spec.training.epochs is 0"])?;
     vit(cluster, &words(&["--set", "training.epoch=1"]))?
         .check(2, &["spec.training.epoch: unknown field `epoch`"])?;
-    // What no rule of the manifest says, only the server knows.
+    // Only the server knows that the namespace is missing.
     let mut nowhere = words(&[]);
     nowhere[3] = "nowhere";
     vit(cluster, &nowhere)?.check(3, &["namespaces \"nowhere\" not found"])?;
-    // Of a dry run by the client alone the server needs not know.
+    // A client-side dry run needs no server.
     ended(command(cluster, &words(&["--dry-run=client"]))?.env("KUBECONFIG", "/dev/null"))?
         .check(0, &["kind: ViTTrainingJob"])?;
     Ok(())
@@ -631,7 +631,7 @@ fn forbidden(cluster: &Cluster, _: usize) -> Result<()> {
             "--user=reader",
         ],
     )?;
-    // The server knows a new role a moment later.
+    // The server needs a moment to apply a new role.
     until(|| {
         vit(cluster, &["status", "digits", "-n", place, "--as", "reader"])?
             .check(0, &["25%", "not shown", "cannot list resource \"pods\""])
@@ -653,7 +653,7 @@ fn unreachable(cluster: &Cluster, _: usize) -> Result<()> {
         "users": [{"name": "nobody", "user": {}}],
         "contexts": [{"name": "nobody", "context": {"cluster": "nobody", "user": "nobody"}}]});
     fs_err::write(&file, config.to_string())?;
-    let file = file.to_str().context("a path in UTF-8")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     vit(cluster, &["list", "--kubeconfig", file])?.check(
         1,
         &["cannot reach the API server at http://127.0.0.1:1", "refused"],
@@ -671,7 +671,7 @@ fn pipes(cluster: &Cluster, _: usize) -> Result<()> {
     namespace(cluster, place)?;
     create(cluster, place, "digits")?;
     write_status(cluster, place, "digits", running())?;
-    // More than a pipe holds, to one who reads none of it.
+    // More output than a pipe can buffer, to a reader that stops.
     let kubectl = cluster.binaries().path("kubectl");
     let script = format!(
         "set -o pipefail; for i in $(seq 20); do '{}' vit status digits -n {place} -o yaml || echo \"failed: $?\" >&2; done | head -1",
@@ -686,14 +686,10 @@ fn pipes(cluster: &Cluster, _: usize) -> Result<()> {
     let piped = ended(&mut shell)?;
     ensure!(piped.stderr.is_empty(), "{piped:#?}");
     let plain = vit(cluster, &["status", "digits", "-n", place])?.check(0, &[])?;
-    ensure!(!plain.stdout.contains('\u{1b}'), "coloured: {}", plain.stdout);
+    ensure!(!plain.stdout.contains('\u{1b}'), "colored: {}", plain.stdout);
     let forced = ended(command(cluster, &["status", "digits", "-n", place])?.env("CLICOLOR_FORCE", "1"))?
         .check(0, &[])?;
-    ensure!(
-        forced.stdout.contains('\u{1b}'),
-        "not coloured: {}",
-        forced.stdout
-    );
+    ensure!(forced.stdout.contains('\u{1b}'), "not colored: {}", forced.stdout);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
-//! Every rule of the schema on a real API server: a manifest that breaks it, and nothing else, is refused in its words.
-//! The rules are read from the CRD, so one without such a manifest is found.
+//! Every validation rule of the CRDs on a real API server: a manifest that violates only this rule
+//! is refused with its message. The rules are read from the CRD, so rules without a test case are
+//! found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,25 +18,25 @@ use super::{CRD, STUDY_CRD, VALID};
 /// A rule of the schema.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Rule {
-    /// Path of what it is about; `[0]` and `.key` stand for what is in a list and in a map.
+    /// Path of its field; `[0]` and `.key` stand for the elements of lists and maps.
     field: String,
-    /// What a refusal says; `%d` stands for a number of the manifest.
+    /// Its message; `%d` stands for a number of the manifest.
     says: String,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Kind {
-    /// CEL over what is.
+    /// A CEL rule on the object.
     State,
-    /// CEL over what is and what was.
+    /// A CEL transition rule (`oldSelf`).
     Change,
-    /// A pattern of texts, or the key of a list.
+    /// A pattern of a string, or the key of a list.
     Text,
 }
 
 impl Rule {
-    /// A text with 0 in place of each number, where this rule tells numbers of the manifest.
+    /// Replaces each number in a text by 0 if this rule's message has numbers.
     fn words(&self, text: &str) -> String {
         if !self.says.contains("%d") {
             return text.to_owned();
@@ -52,7 +53,7 @@ impl Rule {
     }
 }
 
-/// A resource of which every rule has a case.
+/// A resource whose rules are tested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Subject {
     Job,
@@ -62,7 +63,7 @@ enum Subject {
 impl Subject {
     const ALL: [Self; 2] = [Self::Job, Self::Study];
 
-    /// The file of its definition, a manifest that is valid, and what breaks each rule.
+    /// The CRD's file, a valid manifest, and the cases of each rule.
     fn files(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Job => (CRD, VALID, include_str!("rules.yaml")),
@@ -81,8 +82,8 @@ impl Subject {
         }
     }
 
-    /// Whether this project's own checks take a manifest.
-    fn takes(self, manifest: &Value) -> Result<bool> {
+    /// Whether this project's own validation accepts a manifest.
+    fn accepts(self, manifest: &Value) -> Result<bool> {
         Ok(match self {
             Self::Job => crds::validate(&serde_json::from_value(manifest.clone())?).is_ok(),
             Self::Study => {
@@ -93,14 +94,14 @@ impl Subject {
     }
 }
 
-/// A manifest that breaks a rule.
+/// A manifest that violates a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     subject: Subject,
     field: String,
-    /// A part of what is said, with the numbers.
+    /// A part of the message, with its numbers.
     says: String,
-    /// What is merged into the `spec` of the valid manifest, or into its metadata.
+    /// A merge patch of the valid manifest's `spec` or metadata.
     change: Value,
 }
 
@@ -114,7 +115,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// What breaks every rule.
+/// The cases of all rules.
 pub(crate) fn cases() -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for subject in Subject::ALL {
@@ -144,9 +145,9 @@ fn rules(subject: Subject) -> Result<BTreeSet<Rule>> {
     let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut rules = BTreeSet::new();
     collect("", schema, &mut rules);
-    // Nobody but the operator writes it.
+    // Only the operator writes the status.
     rules.retain(|rule| !rule.field.starts_with("status."));
-    // A study's template has those of a job.
+    // A study's template has the rules of a job.
     rules.retain(|rule| !rule.field.starts_with("spec.template.spec"));
     let least = if subject == Subject::Job { 60 } else { 8 };
     ensure!(rules.len() > least, "only {} rules", rules.len());
@@ -166,11 +167,11 @@ fn collect(field: &str, schema: &Value, rules: &mut BTreeSet<Rule>) {
     {
         let is_change = text(&rule["rule"]).contains("oldSelf");
         let expression = text(&rule["messageExpression"]);
-        let told = expression
+        let format = expression
             .strip_prefix('\'')
             .and_then(|text| text.split_once("'.format("));
         add(
-            told.map_or_else(|| text(&rule["message"]), |(told, _)| told.to_owned()),
+            format.map_or_else(|| text(&rule["message"]), |(format, _)| format.to_owned()),
             if is_change { Kind::Change } else { Kind::State },
         );
     }
@@ -191,7 +192,7 @@ fn collect(field: &str, schema: &Value, rules: &mut BTreeSet<Rule>) {
     }
 }
 
-/// The rule that a case is to break.
+/// The rule that a case must violate.
 fn rule_of<'a>(rules: &'a BTreeSet<Rule>, Case { field, says, .. }: &Case) -> Result<&'a Rule> {
     let fit: Vec<&Rule> = rules
         .iter()
@@ -200,7 +201,7 @@ fn rule_of<'a>(rules: &'a BTreeSet<Rule>, Case { field, says, .. }: &Case) -> Re
     match fit[..] {
         [rule] => Ok(rule),
         _ => anyhow::bail!(
-            "{} rules of the CRD are about {field:?} and say {says:?}",
+            "{} rules of the CRD are about {field:?} with the message {says:?}",
             fit.len()
         ),
     }
@@ -213,7 +214,7 @@ pub(crate) fn every_rule_has_a_case(_: &Cluster, _: usize) -> Result<()> {
         for case in cases()?.iter().filter(|case| case.subject == subject) {
             without.remove(rule_of(&rules, case)?);
         }
-        ensure!(without.is_empty(), "no case of {subject:?} breaks {without:#?}");
+        ensure!(without.is_empty(), "no case of {subject:?} violates {without:#?}");
     }
     Ok(())
 }
@@ -226,7 +227,7 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     let mut valid: Value = serde_saphyr::from_str(valid)?;
     if rule.kind == Kind::Change {
         valid["metadata"]["name"] = json!(format!("rule-{index}"));
-        // What a change of the fields that go with these needs.
+        // Changes of dependent fields need these.
         valid["spec"]["workers"]["volumes"] = json!([{"name": "before", "emptyDir": {}}]);
         valid["spec"]["workers"]["runAsUser"] = json!(0);
     }
@@ -235,8 +236,8 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     json_patch::merge(&mut manifest[part], &case.change);
     if rule.kind == Kind::State && !rule.field.is_empty() {
         ensure!(
-            !case.subject.takes(&manifest)?,
-            "our own checks take what the schema refuses: {manifest}"
+            !case.subject.accepts(&manifest)?,
+            "our own validation accepts what the schema refuses: {manifest}"
         );
     }
     let before = (rule.kind == Kind::Change).then_some(valid);
@@ -258,12 +259,12 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
         is_at(&cause.field, field)
             && cause.message.contains(&case.says)
             && rule.words(&cause.message).contains(&rule.words(&rule.says)),
-        "{rule:#?} is not what was told: {cause:#?}"
+        "{rule:#?} does not match the cause {cause:#?}"
     );
     Ok(())
 }
 
-/// Whether a cause is about a field; of a list's duplicates the server names the second one.
+/// Whether a cause is about a field. For duplicates in a list, the server names the second element.
 fn is_at(cause: &str, field: &str) -> bool {
     cause == field || cause.strip_prefix(field) == Some("[1]")
 }
@@ -280,7 +281,7 @@ async fn causes(
         let before = api
             .create(&PostParams::default(), &serde_json::from_value(before)?)
             .await?;
-        let name = before.metadata.name.context("an object has a name")?;
+        let name = before.metadata.name.context("the object has no name")?;
         let parameters = PatchParams {
             dry_run: true,
             ..PatchParams::default()

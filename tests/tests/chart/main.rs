@@ -1,4 +1,4 @@
-//! What the chart makes of its values. Needs the built helm, but no cluster.
+//! Tests of the rendered chart. Needs the built helm, but no cluster.
 
 mod monitoring;
 mod package;
@@ -11,10 +11,10 @@ use serde_json::Value;
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;
 
-/// Where releases are, of which nothing else is asked.
+/// The default namespace of releases.
 const NAMESPACE: &str = "first";
 
-/// What a release is in a namespace.
+/// Renders a release in a namespace.
 fn rendered(namespace: &str, values: &[&str]) -> Result<String> {
     chart::template(&Binaries::build()?, "vit-operator", namespace, values)
 }
@@ -68,7 +68,7 @@ fn releases_of_one_name_in_two_namespaces_share_nothing() -> Result<()> {
         let [first, second] = [of_cluster(&first?), of_cluster(&second?)];
         ensure!(first.len() > 4, "only {first:?}");
         let shared: Vec<_> = first.intersection(&second).collect();
-        // A resource is there once in a cluster: `crds.install` says which release brings both.
+        // CRDs exist once per cluster: `crds.install` selects the release that installs them.
         let crds = ["vitscalingstudies", "vittrainingjobs"].map(|name| {
             (
                 "CustomResourceDefinition".into(),
@@ -105,7 +105,7 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
     Ok(())
 }
 
-/// Values that are wrong, and what the refusal of each must name.
+/// Invalid values, and what the error of each must contain.
 const WRONG: &str = r"
 replicaCount=two -> at '/replicaCount': got string, want integer
 replicas=3 -> additional properties 'replicas' not allowed
@@ -148,7 +148,7 @@ metrics.podMonitor.relabelings=drop -> at '/metrics/podMonitor/relabelings'
 metrics.service.annotations.a=1 -> at '/metrics/service/annotations/a'
 metrics.serviceMonitor.scrapeTimeout=soon -> at '/metrics/serviceMonitor/scrapeTimeout'
 metrics.prometheusRule=true -> at '/metrics/prometheusRule'
-metrics.prometheusRule.runbookUrl=docs/operations.md -> at '/metrics/prometheusRule/runbookUrl'
+metrics.prometheusRule.runbookUrl=docs/operations.md#a -> at '/metrics/prometheusRule/runbookUrl'
 metrics.prometheusRule.alerts.ViTStragler.enabled=false -> additional properties 'ViTStragler' not allowed
 metrics.prometheusRule.alerts.ViTStraggler.threshold=high -> at '/metrics/prometheusRule/alerts/ViTStraggler/threshold'
 metrics.prometheusRule.alerts.ViTOperatorFails.threshold=1 -> at '/metrics/prometheusRule/alerts/ViTOperatorFails'
@@ -162,7 +162,7 @@ fn a_wrong_value_is_refused_by_its_name() -> Result<()> {
     for line in WRONG.trim().lines() {
         let (value, named) = line.split_once(" -> ").context("a value -> what is named")?;
         let Err(refusal) = rendered(NAMESPACE, &[value]) else {
-            anyhow::bail!("{value} is taken")
+            anyhow::bail!("{value} is accepted")
         };
         let refusal = format!("{refusal:#}");
         ensure!(refusal.contains(named), "{value}: {refusal}");

@@ -1,4 +1,4 @@
-//! What Prometheus and Grafana get.
+//! Monitors, rules and dashboards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -23,7 +23,7 @@ fn check_selects(monitor: &Value, object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that without values a release has no object of a kind.
+/// Asserts that a release has no object of a kind by default.
 fn check_off_by_default(kind: &str) -> Result<()> {
     let objects = objects(&[])?;
     ensure!(of_kind(&objects, kind).is_empty(), "{objects:?}");
@@ -59,7 +59,7 @@ fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Re
     let pods = fs_err::read_to_string(root().join("operator/src/policy/gang.rs"))?;
     ensure!(
         pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
-        "the port of jobs' pods"
+        "the metrics port of jobs' pods has another name"
     );
     Ok(())
 }
@@ -160,13 +160,13 @@ fn rules_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
 
 const RULES: &str = "charts/vit-operator/files/rules.yaml";
 
-/// What `files/rules.yaml` holds.
+/// The groups in `files/rules.yaml`.
 fn shipped_groups() -> Result<Value> {
     let rules: Value = serde_saphyr::from_str(&fs_err::read_to_string(root().join(RULES))?)?;
     Ok(rules["groups"].clone())
 }
 
-/// The groups of rules that a release has.
+/// The rule groups of a release.
 fn rendered_groups(values: &[&str]) -> Result<Value> {
     let values = [&["metrics.prometheusRule.enabled=true"], values].concat();
     let objects = objects(&values)?;
@@ -176,6 +176,104 @@ fn rendered_groups(values: &[&str]) -> Result<Value> {
 fn rules(groups: &Value) -> impl Iterator<Item = &Value> {
     let groups = groups.as_array().into_iter().flatten();
     groups.flat_map(|group| group["rules"].as_array().into_iter().flatten())
+}
+
+/// Series of a job on two GPUs, of which one is throttled: a value, and what it rises each minute.
+const GPU_SERIES: [(&str, f64, f64); 18] = [
+    (r#"vit_device_utilization_ratio{rank="0"}"#, 0.98, 0.0),
+    (r#"vit_device_utilization_ratio{rank="1"}"#, 0.61, 0.0),
+    (r#"vit_device_memory_used_bytes{rank="0"}"#, 11.8e9, 0.0),
+    (r#"vit_device_memory_used_bytes{rank="1"}"#, 11.9e9, 0.0),
+    (r#"vit_device_memory_peak_bytes{rank="0"}"#, 10.2e9, 0.0),
+    (r#"vit_device_memory_peak_bytes{rank="1"}"#, 10.3e9, 0.0),
+    (r#"vit_device_power_watts{rank="0"}"#, 655.0, 0.0),
+    (r#"vit_device_power_watts{rank="1"}"#, 310.0, 0.0),
+    (r#"vit_device_temperature_celsius{rank="0"}"#, 54.0, 0.0),
+    (r#"vit_device_temperature_celsius{rank="1"}"#, 87.0, 0.0),
+    (r#"vit_device_throttled{rank="0",reason="thermal"}"#, 0.0, 0.0),
+    (r#"vit_device_throttled{rank="1",reason="thermal"}"#, 1.0, 0.0),
+    (r#"vit_device_peak_flops{rank="0"}"#, 1e15, 0.0),
+    (r#"vit_device_peak_flops{rank="1"}"#, 1e15, 0.0),
+    (r#"vit_model_flops_per_image{rank="0"}"#, 1e11, 0.0),
+    (r#"vit_model_flops_per_image{rank="1"}"#, 1e11, 0.0),
+    (r#"vit_images_total{rank="0"}"#, 0.0, 240_000.0),
+    (r#"vit_images_total{rank="1"}"#, 0.0, 120_000.0),
+];
+/// What panels show of them: title, legend, and samples by their labels.
+const GPU_PANELS: [(&str, &str, &[(&str, f64)]); 7] = [
+    (
+        "GPU load",
+        "rank {{rank}}",
+        &[(r#"{rank="0"}"#, 0.98), (r#"{rank="1"}"#, 0.61)],
+    ),
+    (
+        "GPU memory",
+        "rank {{rank}}: in use",
+        &[(r#"{rank="0"}"#, 11.8e9), (r#"{rank="1"}"#, 11.9e9)],
+    ),
+    (
+        "GPU memory",
+        "rank {{rank}}: tensors, peak",
+        &[(r#"{rank="0"}"#, 10.2e9), (r#"{rank="1"}"#, 10.3e9)],
+    ),
+    (
+        "GPU power",
+        "rank {{rank}}",
+        &[(r#"{rank="0"}"#, 655.0), (r#"{rank="1"}"#, 310.0)],
+    ),
+    (
+        "GPU temperature",
+        "rank {{rank}}",
+        &[(r#"{rank="0"}"#, 54.0), (r#"{rank="1"}"#, 87.0)],
+    ),
+    ("GPUs throttled", "{{reason}}", &[(r#"{reason="thermal"}"#, 1.0)]),
+    // 4,000 and 2,000 images a second of 0.1 TFLOP each, of 2,000 TFLOP/s.
+    ("Model FLOPs utilization", "utilization", &[("{}", 0.3)]),
+];
+
+#[test]
+fn panels_of_gpus_show_what_ranks_report_of_them() -> Result<()> {
+    let folder = chart::folder().join("files/dashboards/training-job.json");
+    let dashboard: Value = serde_json::from_str(&fs_err::read_to_string(folder)?)?;
+    let of_job = r#"namespace="a",job_name="digits","#;
+    let series = GPU_SERIES.map(|(series, value, rise)| {
+        json!({"series": series.replace('{', &format!("{{{of_job}")), "values": format!("{value}{rise:+}x30")})
+    });
+    let mut asked = Vec::new();
+    for (title, legend, samples) in GPU_PANELS {
+        let panels = dashboard["panels"].as_array().context("panels")?;
+        let panel = panels
+            .iter()
+            .find(|panel| panel["title"] == title)
+            .context(title)?;
+        let targets = panel["targets"].as_array().context("queries")?;
+        let query = targets.iter().find(|target| target["legendFormat"] == legend);
+        let mut expression = query
+            .and_then(|target| target["expr"].as_str())
+            .context(legend)?
+            .to_owned();
+        for (name, value) in [
+            ("$__rate_interval", "5m"),
+            ("$__range", "10m"),
+            ("$namespace", "a"),
+            ("$job", "digits"),
+            ("$rank", ".*"),
+        ] {
+            expression = expression.replace(name, value);
+        }
+        let samples = samples
+            .iter()
+            .map(|(labels, value)| json!({"labels": labels, "value": value}));
+        asked.push(
+            json!({"expr": expression, "eval_time": "20m", "exp_samples": samples.collect::<Vec<_>>()}),
+        );
+    }
+    let tests = json!({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]});
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile()?;
+    fs_err::write(file.path(), tests.to_string())?;
+    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
+    command::run(promtool.args(["test", "rules"]).arg(file.path()))?;
+    Ok(())
 }
 
 /// Alerts by name.
@@ -203,10 +301,7 @@ fn every_alert_is_tested_and_explained() -> Result<()> {
             page.contains(&format!("\n### {alert}\n")),
             "{alert} is not explained"
         );
-        let runbook = format!(
-            "https://vit-operator.dev/docs/operations.md#{}",
-            alert.to_lowercase()
-        );
+        let runbook = format!("docs/operations.md#{}", alert.to_lowercase());
         ensure!(
             text(rule, "/annotations/runbook_url") == runbook,
             "{alert} does not lead to {runbook}"
@@ -218,7 +313,7 @@ fn every_alert_is_tested_and_explained() -> Result<()> {
 #[test]
 fn a_release_has_the_shipped_rules_unless_values_change_them() -> Result<()> {
     let shipped = shipped_groups()?;
-    ensure!(rendered_groups(&[])? == shipped, "other rules than in {RULES}");
+    ensure!(rendered_groups(&[])? == shipped, "the rules differ from {RULES}");
     let changed = rendered_groups(&[
         "metrics.prometheusRule.runbookUrl=https://wiki.example.com/vit",
         "metrics.prometheusRule.alerts.ViTJobsWaitLong.enabled=false",
@@ -288,7 +383,7 @@ fn values_change_every_alert_and_the_thresholds_that_there_are() -> Result<()> {
         alerts(&left).is_empty()
             && rules(&left).count() == 3
             && left.as_array().is_some_and(|groups| groups.len() == 1),
-        "a group of recording rules, and none that is empty: {left}"
+        "should be one group of recording rules, and no empty one: {left}"
     );
     Ok(())
 }
@@ -323,11 +418,11 @@ fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
         let objects = objects(values)?.into_iter();
         Ok(objects
             .filter(|object| text(object, "/kind") == "ConfigMap")
-            // That of `helm test` is not there for longer than the test.
+            // The ConfigMap of `helm test` exists only during the test.
             .filter(|object| object.pointer("/metadata/annotations/helm.sh~1hook").is_none())
             .collect())
     };
-    ensure!(config_maps(&[])?.is_empty(), "without being asked for");
+    ensure!(config_maps(&[])?.is_empty(), "dashboards are on by default");
     let values = [
         "metrics.dashboards.enabled=true",
         "metrics.dashboards.namespace=monitoring",

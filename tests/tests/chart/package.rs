@@ -1,13 +1,15 @@
-//! What the chart tells of itself: README, schema, and what catalogues show.
+//! The chart's README, schema, and metadata for catalogs.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use crds::ViTTrainingJob;
 use serde_json::{Value, json};
-use vit_tests::{chart, root};
+use vit_tests::binaries::Binaries;
+use vit_tests::{chart, command, root};
 
 fn read(path: &str) -> Result<String> {
     Ok(fs_err::read_to_string(chart::folder().join(path))?)
@@ -17,14 +19,42 @@ fn metadata() -> Result<Value> {
     Ok(serde_saphyr::from_str(&read("Chart.yaml")?)?)
 }
 
-/// What an annotation for Artifact Hub holds.
+/// The value of an Artifact Hub annotation.
 fn annotation<'a>(metadata: &'a Value, name: &str) -> Result<&'a str> {
     metadata["annotations"][format!("artifacthub.io/{name}")]
         .as_str()
         .with_context(|| format!("there is no annotation {name}"))
 }
 
-/// Paths of all values, down to those that are no objects, or empty ones.
+#[test]
+fn workflows_of_github_are_sound() -> Result<()> {
+    let mut actionlint = Command::new(Binaries::build_linters()?.path("actionlint"));
+    actionlint.args(["-shellcheck=", "-pyflakes="]);
+    let workflows = fs_err::read_dir(root().join(".github/workflows"))?;
+    for workflow in workflows {
+        actionlint.arg(workflow?.path());
+    }
+    command::run(&mut actionlint)?;
+    Ok(())
+}
+
+#[test]
+fn the_workspaces_repository_is_named_everywhere() -> Result<()> {
+    let workspace = fs_err::read_to_string(root().join("Cargo.toml"))?;
+    let repository = workspace
+        .lines()
+        .find_map(|line| line.strip_prefix("repository = "))
+        .context("Cargo.toml has a repository")?
+        .trim_matches('"');
+    let metadata = metadata()?;
+    ensure!(
+        metadata["home"] == repository && metadata["sources"] == json!([repository]),
+        "Chart.yaml should have home and sources {repository}"
+    );
+    Ok(())
+}
+
+/// Paths of all leaf values, including empty objects.
 fn leaves(path: &str, values: &Value, found: &mut BTreeSet<String>) {
     match values {
         Value::Object(fields) if !fields.is_empty() => {
@@ -43,7 +73,7 @@ fn the_readme_is_fresh_and_explains_every_value() -> Result<()> {
     let (is, should_be) = (read("README.md")?, chart::readme()?);
     ensure!(
         is == should_be,
-        "charts/vit-operator/README.md is not fresh: run `make generate` and commit the result"
+        "charts/vit-operator/README.md is outdated: run `make generate` and commit the result"
     );
     let rows: Vec<&str> = is.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
     ensure!(rows.len() > 40, "{} rows", rows.len());
@@ -72,7 +102,7 @@ fn the_schema_knows_every_value() -> Result<()> {
                     .pointer(pointer)
                     .with_context(|| format!("{path}: no {pointer}"))?;
             }
-            // What Kubernetes checks itself.
+            // Kubernetes validates these.
             if *node == json!({"type": "object"}) {
                 break;
             }
@@ -100,7 +130,7 @@ fn catalogues_are_told_what_there_is() -> Result<()> {
     let license = fs_err::read_to_string(root().join("LICENSE"))?;
     ensure!(
         annotation(&metadata, "license")? == "Apache-2.0" && license.contains("Apache License"),
-        "the licence"
+        "the license is not Apache-2.0"
     );
     let home = metadata["home"].as_str().context("a home page")?;
     ensure!(

@@ -1,4 +1,4 @@
-//! What single values change.
+//! Effects of single values.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::ViTTrainingJob;
@@ -16,7 +16,7 @@ fn pod_of_operator(objects: &[Value]) -> Result<&Value> {
 
 #[test]
 fn the_deployment_is_as_the_values_say() -> Result<()> {
-    // Values, a pointer, and what is there.
+    // Values, a pointer, and the expected value there.
     let cases: Vec<(String, String, Value)> = serde_json::from_value(json!([
         ["replicaCount=3", "/spec/replicas", 3],
         ["revisionHistoryLimit=2", "/spec/revisionHistoryLimit", 2],
@@ -173,8 +173,8 @@ fn an_account_of_ones_own_gets_the_rights_and_none_is_made() -> Result<()> {
             },
         )
     };
-    ensure!(rules("mine")?.len() > 5, "rules for it");
-    ensure!(rules("vit-operator")?.is_empty(), "rules for another");
+    ensure!(rules("mine")?.len() > 5, "the account has too few rules");
+    ensure!(rules("vit-operator")?.is_empty(), "another account has rules");
     Ok(())
 }
 
@@ -222,7 +222,7 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
         let objects = objects(values)?;
         let job = test_job(&objects)?;
         crds::validate(&job)?;
-        // The default image cannot use the GPU that the job gets.
+        // The default image has no CUDA.
         ensure!(job.spec.workers.device == Device::Cpu, "{:?}", job.spec.workers);
         ensure!(
             job.metadata.namespace.as_deref() == Some(namespace),

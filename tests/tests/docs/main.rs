@@ -1,12 +1,12 @@
-//! That the pages are true: their links lead somewhere, their manifests are valid, their commands work, the messages that they
-//! explain exist, and what is said of command lines is what these say. Needs the built programs, but no cluster;
-//! manifests are applied, and commands for a cluster run, in `api_server` and `end_to_end`.
+//! Tests of the pages: links, manifests, commands, explained messages, and generated references.
+//! Needs the built programs, but no cluster; `api_server` and `end_to_end` apply manifests and run
+//! cluster commands.
 //!
-//! What becomes of a block is in its info string: `vit_tests::documentation` has the list. Pages that are made are written
-//! anew with `UPDATE_EXPECT=1`.
+//! `vit_tests::documentation` lists the tests of blocks. `UPDATE_EXPECT=1` updates generated pages.
 
 mod messages;
 mod reference;
+mod words;
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ use vit_tests::documentation::commands::{Fate, Place, Session, compare_with_snap
 use vit_tests::documentation::{self, Block, Page, Text, manifests};
 use vit_tests::{command, packages, root};
 
-/// Top folders of the source tree: code in a sentence that begins with one of them is a path.
+/// Folders of the source tree: inline code that begins with one of them is a path.
 const FOLDERS: [&str; 7] = [
     "charts/",
     "crds/",
@@ -28,7 +28,7 @@ const FOLDERS: [&str; 7] = [
     "tests/",
 ];
 
-/// Blocks of commands that build images or install the chart for good, which a test renders or prints at most.
+/// Most dry-run blocks: commands that build images or install the chart, which a test only prints.
 const DRY_RUNS: usize = 13;
 
 fn main() -> Result<()> {
@@ -76,7 +76,7 @@ fn main() -> Result<()> {
             )
         }));
     }
-    for (name, test) in messages::TESTS.iter().chain(reference::TESTS) {
+    for (name, test) in messages::TESTS.iter().chain(reference::TESTS).chain(words::TESTS) {
         trials.push(Trial::test(*name, move || tried(test())));
     }
     libtest_mimic::run(&arguments, trials).exit();
@@ -116,7 +116,7 @@ fn links(page: &Page, pages: &[Page]) -> Result<()> {
         .iter()
         .filter(is_path)
         .filter(|code| !root().join(&code.text).exists())
-        .map(|code| complaint(code, &"there is no such file"));
+        .map(|code| complaint(code, &"the file does not exist"));
     none(links.chain(paths).collect())
 }
 
@@ -136,7 +136,7 @@ fn manifests_of(page: &Page) -> Result<()> {
     none(complaints)
 }
 
-/// The chart takes these values.
+/// The chart accepts these values.
 fn render(values: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("values.yaml");
@@ -150,7 +150,7 @@ fn render(values: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prometheus understands this expression.
+/// Prometheus can parse this expression.
 fn parse(expression: &str) -> Result<()> {
     let rule = serde_json::json!({"record": "documented", "expr": expression});
     let rules = serde_json::json!({"groups": [{"name": "documented", "rules": [rule]}]});
@@ -162,7 +162,7 @@ fn parse(expression: &str) -> Result<()> {
     Ok(())
 }
 
-/// Lists the blocks whose `make` and `helm` are not run, and allows no more of them.
+/// Limits the number of blocks whose `make` and `helm` do not run.
 fn dry_runs(pages: &[Page]) -> Result<()> {
     let of_page = |page: &Page| {
         let blocks = page
@@ -182,7 +182,7 @@ fn dry_runs(pages: &[Page]) -> Result<()> {
     Ok(())
 }
 
-/// Every block with commands says whether they are run, and those with a snapshot show it.
+/// Every block with commands has a valid mark, and snapshot blocks match their snapshots.
 fn marks(page: &Page) -> Result<()> {
     let complaint = |block: &Block, error: &dyn std::fmt::Display| {
         format!("{}:{}: {error}", page.path.display(), block.line)
@@ -200,7 +200,7 @@ fn marks(page: &Page) -> Result<()> {
         .map(|block| {
             complaint(
                 block,
-                &"commands in a block of no language: it should be `console`",
+                &"commands in a block without a language: it should be `console`",
             )
         });
     let stale = page
@@ -213,11 +213,11 @@ fn marks(page: &Page) -> Result<()> {
 
 fn commands(page: &Page) -> Result<()> {
     let ran = Session::new()?.follow(page, Place::Here)?;
-    ensure!(ran > 0, "no command was run");
+    ensure!(ran > 0, "no command ran");
     Ok(())
 }
 
-/// The manifest of a study makes jobs.
+/// The manifest is one valid study.
 fn study(text: &str) -> Result<()> {
     let found = manifests::parse(text)?;
     let are_studies = found
@@ -227,7 +227,7 @@ fn study(text: &str) -> Result<()> {
     found.iter().try_for_each(manifests::Manifest::validate)
 }
 
-/// A manifest of `examples/` says first how it is used, is valid, and is one job.
+/// A manifest of `examples/` begins with its usage, is valid, and has one job.
 fn example(text: String) -> Result<()> {
     let header: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
     let command = "#   kubectl apply -f examples/";

@@ -1,4 +1,4 @@
-//! Pages on trouble have messages as their headings: each is one message of the source, but for what varies.
+//! Headings of the troubleshooting pages are messages of the source, with `...` for variable parts.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use syn::visit::{Visit, visit_attribute, visit_item, visit_macro};
 use vit_tests::documentation::{self, Page};
 use vit_tests::root;
 
-type Test = fn() -> Result<()>;
+pub(crate) type Test = fn() -> Result<()>;
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("messages that are explained are said", explained_are_said),
@@ -16,8 +16,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 ];
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
-/// What says something to users.
-const SOURCES: [&str; 7] = [
+/// Sources with user-visible messages.
+pub(crate) const SOURCES: [&str; 7] = [
     "agent/src",
     "contract/src",
     "crds/src",
@@ -26,12 +26,12 @@ const SOURCES: [&str; 7] = [
     "study/src",
     "trainer/src",
 ];
-/// Stands in a heading for what differs from case to case.
+/// Stands for variable text in a heading.
 const VARIES: &str = "...";
-/// A shorter part of a message may be found by chance.
+/// Shorter parts of a message may match by chance.
 const LEAST: usize = 5;
 
-/// The strings of a source file, without its tests: those in macros and attributes, too.
+/// The strings of a source file, including macros and attributes, without its tests.
 #[derive(Default)]
 struct Strings {
     all: Vec<String>,
@@ -99,20 +99,20 @@ impl<'ast> Visit<'ast> for Strings {
     }
 }
 
-fn strings() -> Result<Vec<String>> {
+pub(crate) fn strings(folders: &[&str]) -> Result<Vec<String>> {
     let mut paths = vec![];
-    for folder in SOURCES {
+    for folder in folders {
         documentation::files_below(&root().join(folder), &mut paths)?;
     }
     paths.retain(|path| {
         path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs")
     });
-    ensure!(paths.len() > 100, "only {} files", paths.len());
+    ensure!(!paths.is_empty(), "no files in {folders:?}");
     let strings = paths.iter().map(|path| Ok(Strings::of(path)?.all));
     Ok(strings.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Whether one message has all parts of a heading, in their order.
+/// Whether a message has all parts of a heading, in order.
 fn says(message: &str, parts: &[&str]) -> bool {
     let mut rest = message;
     let mut found = |part: &&str| {
@@ -129,7 +129,7 @@ fn parts(heading: &str) -> Vec<&str> {
 }
 
 fn explained_are_said() -> Result<()> {
-    let strings = strings()?;
+    let strings = strings(&SOURCES)?;
     let mut unknown = vec![];
     for page in pages()? {
         let (path, headings) = (page.path.display(), &page.code_headings);
@@ -151,7 +151,7 @@ fn pages() -> Result<Vec<Page>> {
     PAGES.into_iter().map(documentation::page).collect()
 }
 
-/// Errors of the trainer are told as `#[error("...")]`: each that can end training has a heading.
+/// Each error of the trainer (`#[error("...")]`) that can end training has a heading.
 fn trainers_are_explained() -> Result<()> {
     let pages = pages()?;
     let headings = pages.iter().flat_map(|page| &page.code_headings);
@@ -163,7 +163,7 @@ fn trainers_are_explained() -> Result<()> {
         "trainer/src/checkpoint/error.rs",
     ] {
         let mut messages = Strings::of(&root().join(file))?.errors;
-        // Some pass on another's text, with nothing of their own.
+        // Some only forward another error's text.
         messages.retain(|message| {
             let mut own = message.split(['{', '}']).step_by(2);
             own.any(|part| part.trim().len() >= LEAST)

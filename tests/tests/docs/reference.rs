@@ -1,4 +1,4 @@
-//! The pages of command lines are what the programs say of themselves.
+//! The pages of command lines equal the programs' help.
 
 use std::fmt::Write as _;
 
@@ -52,7 +52,7 @@ fn section(program: &str, command: &mut Vec<String>, page: &mut String) -> Resul
     Ok(())
 }
 
-/// The names under `Commands:`, without that of the help itself.
+/// The names under `Commands:`, except `help`.
 fn subcommands(help: &str) -> Result<Vec<String>> {
     let Some((_, commands)) = help.split_once("\nCommands:\n") else {
         return Ok(vec![]);
@@ -60,7 +60,7 @@ fn subcommands(help: &str) -> Result<Vec<String>> {
     let names: Vec<String> = commands
         .lines()
         .take_while(|line| !line.is_empty())
-        // A line that goes on with what the one before began is further to the right.
+        // Continuation lines are indented further.
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")

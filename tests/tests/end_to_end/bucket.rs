@@ -1,4 +1,4 @@
-//! Data sets in buckets of an S3 server: fetched before the ranks start, and streamed.
+//! Data sets in S3 buckets, fetched before the ranks start, or streamed.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_attempts, check_told, copy_files};
+use crate::steps::{check_attempts, check_contains, copy_files};
 
 const SECRET: &str = "bucket-credentials";
 
@@ -38,7 +38,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     check_attempts(&status, 1, 0)?;
     let failure = status.last_failure.context("status.lastFailure is missing")?;
     ensure!(failure.class == "BadConfig", "{failure:?}");
-    check_told(&failure.message, &[SECRET, "not found"])?;
+    check_contains(&failure.message, &[SECRET, "not found"])?;
 
     create_secret(&namespace, &endpoint)?;
     namespace.create("astray", job("s3://images/train-*.tar"))?;
@@ -49,7 +49,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
         failure.class == "BadConfig" && failure.exit_code == Some(2),
         "{failure:?}"
     );
-    check_told(&failure.message, &["s3://images/train-*.tar"])?;
+    check_contains(&failure.message, &["s3://images/train-*.tar"])?;
 
     namespace.create("digits", job("s3://images"))?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
@@ -64,7 +64,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
         let name = &pod.name_any();
         let told = namespace.kubectl(["logs", name, "-c", "fetch"])?;
         ensure!(told.contains(&format!("/data: {count} files")), "{name}: {told}");
-        // Only who fetches has the key.
+        // Only the fetching container has the key.
         let spec = pod.spec.context("a pod has a specification")?;
         let sources = spec
             .containers
@@ -75,7 +75,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     streams(&namespace)
 }
 
-/// Two pods read Parquet files while they train, and keep them.
+/// Two pods stream Parquet files while they train, and cache them.
 fn streams(namespace: &Namespace<'_>) -> Result<()> {
     let from = json!({"locations": ["s3://pictures"], "credentialsSecret": SECRET});
     let data = json!({"format": "parquet", "volume": null, "from": from, "cache": {"sizeLimit": "64Mi"}});
@@ -87,7 +87,7 @@ fn streams(namespace: &Namespace<'_>) -> Result<()> {
     check_attempts(&status, 1, 0)
 }
 
-/// An S3 server of the buckets in a folder, for whoever has the key: its address.
+/// Starts an S3 server for the buckets in a folder, and returns its address.
 async fn serve(folder: &Path, host: Ipv4Addr) -> Result<String> {
     let mut builder =
         S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).map_err(|error| anyhow::anyhow!("{error:?}"))?);

@@ -1,8 +1,9 @@
-//! Random faults for a bounded time while jobs train: how long until they train again, and what they lost.
+//! Injects random faults while jobs train, and measures recovery time and lost steps.
 //!
-//! One job after another trains in each of two slots: a gang of two nodes, and one of a single node. In each round one
-//! fault strikes, or two at once; the next round begins once every job trains again. Whatever does not move for
-//! [`STUCK`] is stuck, and ends the run. `make chaos` calls it; the same seed chooses the same faults.
+//! Two slots each train one job after another: a gang of two nodes, and one of a single node. Each
+//! round injects one fault or two; the next starts once every job trains again. A job without
+//! progress for [`STUCK`] ends the run. `make chaos` calls it; the same seed chooses the same
+//! faults.
 
 mod fault;
 mod report;
@@ -19,15 +20,15 @@ use crate::context::{Context, Namespace};
 use fault::Fault;
 use report::Report;
 
-/// How long a job may make no step and begin no attempt.
+/// Longest time without a new step or attempt.
 const STUCK: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(250);
 /// Nodes of the gang of each slot.
 const SLOTS: [u32; 2] = [2, 1];
-/// Long enough for a fault or two.
+/// Long enough for one or two faults.
 const EPOCHS: u32 = 30;
 
-/// How long and with which seed, where the environment asks for a run: `VIT_CHAOS_MINUTES` and `VIT_CHAOS_SEED`.
+/// Duration and seed from `VIT_CHAOS_MINUTES` and `VIT_CHAOS_SEED`; `None` if not requested.
 pub(crate) fn wanted() -> Result<Option<(Duration, u64)>> {
     let Some(minutes) = std::env::var_os("VIT_CHAOS_MINUTES") else {
         return Ok(None);
@@ -36,22 +37,17 @@ pub(crate) fn wanted() -> Result<Option<(Duration, u64)>> {
         .to_str()
         .and_then(|minutes| minutes.parse().ok())
         .filter(|minutes| (0.0..=1440.0).contains(minutes))
-        .with_context(|| {
-            format!(
-                "VIT_CHAOS_MINUTES is {}, not minutes from 0 to 1440",
-                minutes.display()
-            )
-        })?;
+        .with_context(|| format!("VIT_CHAOS_MINUTES is {}: must be 0 to 1440", minutes.display()))?;
     let seed = match std::env::var("VIT_CHAOS_SEED") {
         Ok(seed) => seed
             .parse()
-            .with_context(|| format!("VIT_CHAOS_SEED is {seed:?}, not a whole number"))?,
+            .with_context(|| format!("VIT_CHAOS_SEED is {seed:?}: must be a whole number"))?,
         Err(_) => fastrand::u64(..),
     };
     Ok(Some((Duration::from_secs_f64(minutes * 60.0), seed)))
 }
 
-/// One slot, and the job that trains in it now.
+/// A slot and its current job.
 pub(crate) struct Slot {
     nodes: u32,
     index: usize,
@@ -59,13 +55,13 @@ pub(crate) struct Slot {
     jobs: u32,
 }
 
-/// A job as it was when a fault struck.
+/// A job's state before a fault.
 struct Before {
     attempt: i32,
     hit: bool,
 }
 
-/// Strikes until the time is over, lets the jobs end, and reports.
+/// Injects faults until the time is over, lets the jobs finish, and reports.
 pub(crate) fn jobs_survive_random_faults(context: &Context<'_>) -> Result<()> {
     let (duration, seed) = wanted()?.context("VIT_CHAOS_MINUTES is not set")?;
     let namespace = context.namespace("chaos")?;
@@ -93,7 +89,7 @@ pub(crate) fn jobs_survive_random_faults(context: &Context<'_>) -> Result<()> {
             slot.wait_training(&namespace)?;
         }
         round(context, &namespace, &slots, &mut rng, &mut report)?;
-        report.tell(began.elapsed(), duration);
+        report.print_progress(began.elapsed(), duration);
     }
     for slot in &slots {
         slot.wait(&namespace, "ends", |_| false)?;
@@ -104,7 +100,7 @@ pub(crate) fn jobs_survive_random_faults(context: &Context<'_>) -> Result<()> {
     report.write(began.elapsed())
 }
 
-/// One fault or two, and the wait until every job trains again.
+/// Injects one fault or two, and waits until every job trains again.
 fn round(
     context: &Context<'_>,
     namespace: &Namespace<'_>,
@@ -115,7 +111,7 @@ fn round(
     let first = Fault::choose(rng);
     let second = (rng.u8(..4) == 0)
         .then(|| Fault::choose(rng))
-        // With two nodes away the larger gang would wait for them, as it should.
+        // Without two nodes the larger gang would rightly wait.
         .filter(|second| !(first.takes_a_node() && second.takes_a_node()));
     let mut before: Vec<Before> = Vec::new();
     let mut placed: Vec<Vec<String>> = Vec::new();
@@ -139,7 +135,7 @@ fn round(
         let victim = rng.usize(..slots.len());
         let node_rank = rng.usize(..slots[victim].nodes as usize);
         let node = placed[victim].get(node_rank).cloned();
-        // A job that ended or was replaced just then has nothing to hit.
+        // A job that has just ended or was replaced has nothing to hit.
         let job = &slots[victim].job;
         if let Some(repair) = fault.strike(context, namespace, job, node_rank, node.clone())? {
             for (hit, nodes) in before.iter_mut().zip(&placed) {
@@ -181,7 +177,7 @@ impl Slot {
         )
     }
 
-    /// The job's status; `None` while the API server does not answer.
+    /// The job's status; `None` while the API server is unreachable.
     fn status(&self, namespace: &Namespace<'_>) -> Result<Option<ViTTrainingJobStatus>> {
         let Ok(status) = namespace.status(&self.job) else {
             return Ok(None);
@@ -204,22 +200,22 @@ impl Slot {
         })
     }
 
-    /// Waits until progress made after a fault is told; of a gang that was hit, by its next attempt.
+    /// Waits until progress after a fault is reported; by the next attempt if the gang was hit.
     fn wait_again(&self, namespace: &Namespace<'_>, before: &Before, since: Timestamp) -> Result<()> {
         self.wait(namespace, "trains again", |status| {
-            // What an earlier attempt has told last may be told after the fault.
+            // The last report of an earlier attempt may arrive after the fault.
             let placed = status
                 .placement
                 .as_ref()
                 .and_then(|placement| placement.time.as_ref());
             let since = placed.map_or(since, |placed| placed.0.max(since));
-            let told = status
+            let is_reported = status
                 .progress
                 .as_ref()
                 .and_then(|progress| progress.updated_at.as_ref())
                 .is_some_and(|time| time.0 > since);
             let is_next = !before.hit || status.attempt > before.attempt;
-            status.phase == Some(Phase::Running) && told && is_next
+            status.phase == Some(Phase::Running) && is_reported && is_next
         })
     }
 
@@ -249,7 +245,7 @@ impl Slot {
             }
             ensure!(
                 moved.elapsed() < STUCK,
-                "{} is stuck: it was to be one that {what}, and has not moved for {} s; its status is {status:#?}",
+                "waiting until {} {what}: no progress for {} s; its status is {status:#?}",
                 self.job,
                 STUCK.as_secs()
             );

@@ -1,4 +1,4 @@
-//! Trainers that others write, in the image of `contenders/Dockerfile`: real scripts of PyTorch under torchrun.
+//! PyTorch trainers under torchrun, in the image of `contenders/Dockerfile`.
 
 use std::path::PathBuf;
 
@@ -13,10 +13,10 @@ use vit_tests::{image, operator, packages, root};
 use crate::context::{Context, kill};
 use crate::steps::check_attempts;
 
-/// As the host sees a rank, which torchrun has started.
+/// The command line of a torchrun rank on the host.
 const RANK: &str = "-u\0contenders/contender.py";
 
-/// Whether the environment asks for these tests: their image takes five minutes to be made, and 6 GB.
+/// Whether `VIT_CONTENDERS` requests these tests: building their image needs five minutes and 6 GB.
 pub(crate) fn wanted() -> bool {
     std::env::var_os("VIT_CONTENDERS").is_some()
 }
@@ -29,7 +29,7 @@ pub(crate) fn images() -> Result<Vec<PathBuf>> {
     for entry in fs_err::read_dir(&folder)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Nothing that Python leaves there.
+        // Skips Python's caches.
         if entry.file_type()?.is_file() {
             files.push((entry.path(), name));
         }
@@ -38,7 +38,7 @@ pub(crate) fn images() -> Result<Vec<PathBuf>> {
     Ok(vec![image])
 }
 
-/// Two ranks on each of two nodes, all of torchrun's doing.
+/// Two ranks on each of two nodes, started by torchrun.
 pub(crate) fn torchrun_is_restarted_after_a_killed_rank(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("torchrun")?;
     namespace.create(
@@ -59,8 +59,8 @@ pub(crate) fn torchrun_is_restarted_after_a_killed_rank(context: &Context<'_>) -
     })?;
     kill(namespace.process("ddp", 1, RANK)?, Signal::KILL)?;
     let status = namespace.wait_attempt("ddp", 2)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
-    // torchrun ends with 1, whatever has happened to its ranks, and tells the first that it sees: one may have lost its peer.
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
+    // torchrun always exits with 1 and reports the first failed rank, which may have lost its peer.
     ensure!(
         failure.class == "Crashed" && failure.exit_code == Some(1),
         "{failure:?}"
@@ -71,11 +71,11 @@ pub(crate) fn torchrun_is_restarted_after_a_killed_rank(context: &Context<'_>) -
         .progress
         .as_ref()
         .and_then(|progress| progress.validation_accuracy);
-    ensure!(accuracy > Some(0.5), "it learns nothing: {:?}", status.progress);
+    ensure!(accuracy > Some(0.5), "it does not learn: {:?}", status.progress);
     Ok(())
 }
 
-/// The example, with fewer images, and one trainer of each kind.
+/// The example with fewer images, and one trainer of each kind.
 pub(crate) fn study_of_the_example_measures_each_kind_of_trainer(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("contenders")?;
     let mut study: Value = serde_saphyr::from_str(include_str!("../../../examples/studies/contenders.yaml"))?;

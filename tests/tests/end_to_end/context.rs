@@ -1,4 +1,4 @@
-//! What the tests share: the cluster with the operator on it, and a fresh namespace with data for each of them.
+//! Shared setup: a cluster with the operator, and a new namespace with data for each test.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -20,27 +20,27 @@ use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator,
 
 use crate::steps::until;
 
-/// The longest any test waits for one thing. Machines of one kind differ by a factor of two from day to day.
+/// Time limit of a single wait. The speed of equal machines varies by a factor of two.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
-/// Of the command line of a rank.
+/// Part of a rank's command line.
 pub(crate) const RANK: &str = "vit-trainer\0rank";
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
 
-/// What all tests share.
+/// State shared by all tests.
 pub(crate) struct Suite {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
     runtime: Runtime,
     folder: tempfile::TempDir,
     digits: PathBuf,
-    /// Whether every test is run.
+    /// Whether all tests run.
     pub(crate) is_whole: bool,
-    /// From when until when a release of the operator went.
+    /// Time ranges in which rights were changing.
     unsettled: Mutex<Vec<(Timestamp, Timestamp)>>,
 }
 
-/// One test's view of the suite: it also knows the namespaces that the test has made.
+/// One test's view of the suite, with the namespaces that it created.
 pub(crate) struct Context<'s> {
     suite: &'s Suite,
     namespaces: Mutex<Vec<String>>,
@@ -62,15 +62,15 @@ impl Deref for Context<'_> {
 }
 
 impl Suite {
-    /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each; installs the operator.
-    /// Nodes hold the images of these archives, too.
+    /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each.
+    /// Installs the operator and preloads the images of these archives.
     pub(crate) fn set_up(is_whole: bool, images: &[PathBuf]) -> Result<Self> {
         let runtime = Runtime::new()?;
         let name = "e2e".parse()?;
         let cluster = runtime.block_on(operator::cluster_with_operator(&name, GPUS_PER_NODE, images))?;
         let client = cluster.client();
         let folder = tempfile::Builder::new().prefix("vit-e2e-").tempdir()?;
-        // The trainer's user reaches what is in it.
+        // The trainer's user must be able to read it.
         fs_err::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
         let digits = folder.path().join("digits");
         digits::write(&digits)?;
@@ -85,25 +85,25 @@ impl Suite {
         })
     }
 
-    /// Takes the cluster down, and asserts that nothing of it is left.
+    /// Removes the cluster, and asserts that nothing is left.
     pub(crate) fn tear_down(&self) -> Result<()> {
         if std::env::var_os("VIT_KEEP_CLUSTER").is_some() {
             return Ok(());
         }
         cluster::down(self.cluster.name())?;
-        // The test program ends by exit(), which drops nothing.
+        // The test program ends with exit(), which drops nothing.
         fs_err::remove_dir_all(self.folder.path())?;
         let left = cluster::leftovers(self.cluster.name())?;
         ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
         Ok(())
     }
 
-    /// Runs `kubectl`; its standard output.
+    /// Runs `kubectl` and returns its standard output.
     pub(crate) fn kubectl<const N: usize>(&self, arguments: [&str; N]) -> Result<String> {
         command::run(self.cluster.kubectl().args(arguments))
     }
 
-    /// Relabels a node as one that holds this GPU product.
+    /// Relabels a node as one with this GPU product.
     pub(crate) fn set_gpu_product(&self, node: &str, gpu: &GpuProduct) -> Result<()> {
         let labels = gpu.labels(GPUS_PER_NODE);
         let labels = labels
@@ -112,16 +112,17 @@ impl Suite {
         self.block_on(self.cluster.set_labels(node, labels))
     }
 
-    /// Remembers that rights were not settled since then: a release of the operator has gone, whose replicas end after their
-    /// rights, or the API server has started, which answers before it knows all roles.
+    /// Records that rights were unsettled until now: a release of the operator was removed, whose
+    /// replicas end after their rights, or the API server restarted, which answers before it knows
+    /// all roles.
     pub(crate) fn rights_were_unsettled(&self, since: Timestamp) {
-        let mut unsettled = self.unsettled.lock().expect("no test holds it and panics");
+        let mut unsettled = self.unsettled.lock().expect("no test panics while holding it");
         unsettled.push((since, Timestamp::now()));
     }
 
-    /// Whether they were not at that time.
+    /// Whether rights were unsettled at that time.
     pub(crate) fn are_rights_unsettled_at(&self, time: Timestamp) -> bool {
-        let unsettled = self.unsettled.lock().expect("no test holds it and panics");
+        let unsettled = self.unsettled.lock().expect("no test panics while holding it");
         unsettled
             .iter()
             .any(|(since, until)| (*since..=*until).contains(&time))
@@ -135,7 +136,7 @@ impl Suite {
         self.runtime.block_on(future)
     }
 
-    /// A folder for data that a test makes itself.
+    /// A folder for a test's own data.
     pub(crate) fn data_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.path().join("data").join(name);
         fs_err::create_dir_all(&folder)?;
@@ -155,19 +156,19 @@ impl<'s> Context<'s> {
         }
     }
 
-    /// A fresh namespace whose claim `digits` holds the digits.
+    /// A new namespace whose claim `digits` has the digits.
     pub(crate) fn namespace(&self, name: &str) -> Result<Namespace<'_>> {
         self.namespace_with_data(name, &self.digits)
     }
 
-    /// A fresh namespace whose claim `digits` holds what is in `data`.
+    /// A new namespace whose claim `digits` is the folder `data`.
     pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
         let folder = self.folder.path().join(name);
         fs_err::create_dir_all(&folder)?;
         self.namespace_with(name, data, folder)
     }
 
-    /// A fresh namespace that shares the digits and the checkpoints of another.
+    /// A new namespace that shares the digits and the checkpoints of another.
     pub(crate) fn namespace_beside(&self, name: &str, other: &Namespace<'_>) -> Result<Namespace<'_>> {
         self.namespace_with(name, &self.digits, other.folder.clone())
     }
@@ -175,7 +176,7 @@ impl<'s> Context<'s> {
     fn namespace_with(&self, name: &str, data: &Path, folder: PathBuf) -> Result<Namespace<'_>> {
         self.namespaces
             .lock()
-            .expect("no test holds it and panics")
+            .expect("no test panics while holding it")
             .push(name.to_owned());
         self.block_on(async {
             volumes::restricted_namespace(&self.client, name).await?;
@@ -189,12 +190,12 @@ impl<'s> Context<'s> {
         })
     }
 
-    /// Deletes what a test has made, whether it passed or not, and waits until its GPUs are free.
+    /// Deletes the objects of a passed or failed test, and waits until its GPUs are free.
     pub(crate) fn clean_up(&self) -> Result<()> {
         for name in self
             .namespaces
             .lock()
-            .expect("no test holds it and panics")
+            .expect("no test panics while holding it")
             .drain(..)
         {
             self.kubectl(["-n", &name, "delete", "vits", "--all", "--timeout=150s"])?;
@@ -207,8 +208,8 @@ impl<'s> Context<'s> {
 }
 
 impl Namespace<'_> {
-    /// Creates the job of `examples/digits.yaml` under a name of its own, made quicker, and changed by a merge patch of
-    /// its spec.
+    /// Creates the job of `examples/digits.yaml` under another name, with a smaller model and a
+    /// merge patch of its spec.
     pub(crate) fn create(&self, name: &str, spec: Value) -> Result<()> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         job["metadata"]["name"] = name.into();
@@ -221,7 +222,7 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// Runs `kubectl` in this namespace; its standard output.
+    /// Runs `kubectl` in this namespace and returns its standard output.
     pub(crate) fn kubectl<const N: usize>(&self, arguments: [&str; N]) -> Result<String> {
         let mut kubectl = self.context.cluster.kubectl();
         command::run(kubectl.args(["-n", &self.name]).args(arguments))
@@ -237,15 +238,15 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// The job's status as it is now.
+    /// The job's current status.
     pub(crate) fn status(&self, job: &str) -> Result<ViTTrainingJobStatus> {
         let jobs = self.jobs();
         let job = self.context.block_on(async { jobs.get_status(job).await })?;
         Ok(job.status.unwrap_or_default())
     }
 
-    /// Waits until the job's status is as wanted, and returns it. Gives up at the deadline, or when the job is over and
-    /// the wanted state can no longer come.
+    /// Waits until the job's status is as wanted, and returns it. Fails at the deadline, or when
+    /// the job has finished in another state.
     pub(crate) fn wait(
         &self,
         job: &str,
@@ -271,11 +272,11 @@ impl Namespace<'_> {
             let over = last.phase.is_some_and(Phase::is_terminal);
             ensure!(
                 !over && began.elapsed() < DEADLINE,
-                "{job} was to be one that {what}, and {}; its status is {last:#?}",
+                "waiting until {job} {what}: {}; its status is {last:#?}",
                 if over {
-                    "is over".to_owned()
+                    "it has finished".to_owned()
                 } else {
-                    format!("is not after {} s", DEADLINE.as_secs())
+                    format!("not after {} s", DEADLINE.as_secs())
                 }
             );
         }
@@ -308,18 +309,18 @@ impl Namespace<'_> {
             .items)
     }
 
-    /// The process of the rank in the pod of this node rank, as the host counts processes.
+    /// The host's process id of the rank in the pod of this node rank.
     pub(crate) fn rank_process(&self, job: &str, node_rank: u32) -> Result<i32> {
         self.process(job, node_rank, RANK)
     }
 
-    /// The process in the pod of this node rank whose command line has these words, each followed by a NUL. Waits for it: a pod is
-    /// ready before its agent has found the others and starts ranks.
+    /// The process in the pod of this node rank whose command line contains `words`, separated by
+    /// NUL. Waits for it: a pod is ready before its agent has found the others and starts ranks.
     pub(crate) fn process(&self, job: &str, node_rank: u32, words: &str) -> Result<i32> {
         until(|| self.process_now(job, node_rank, words))
     }
 
-    /// The same, if it is there.
+    /// The same, without waiting.
     pub(crate) fn process_now(&self, job: &str, node_rank: u32, words: &str) -> Result<i32> {
         let node_rank = node_rank.to_string();
         let pods = self.pods()?;
@@ -337,16 +338,16 @@ impl Namespace<'_> {
         };
         let processes = cgroup::processes(self.context.cluster.name(), None)?;
         let rank = processes.into_iter().find(is_it);
-        rank.with_context(|| format!("no rank runs in a pod of node rank {node_rank} of {job}"))
+        rank.with_context(|| format!("no rank is running in a pod of node rank {node_rank} of {job}"))
     }
 
-    /// Sends a signal to the rank in the pod of this node rank. From the host: a command in the container may be killed before it
-    /// has answered, as the container ends with its rank.
+    /// Sends a signal to the rank in the pod of this node rank. From the host, because the
+    /// container ends with its rank and would kill a command in it.
     pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: Signal) -> Result<()> {
         kill(self.rank_process(job, node_rank)?, signal)
     }
 
-    /// Asks for a pod's eviction, as `kubectl drain` does.
+    /// Evicts a pod, like `kubectl drain`.
     pub(crate) fn evict(&self, pod: &str) -> Result<()> {
         let pods = Api::<Pod>::namespaced(self.context.client.clone(), &self.name);
         self.context
@@ -354,11 +355,11 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// Waits until `get` answers nothing for these kinds.
+    /// Waits until no objects of these kinds exist for a job.
     pub(crate) fn wait_gone(&self, kinds: &str) -> Result<()> {
         until(|| {
             let left = self.kubectl(["get", kinds, "-l", "vit-operator.dev/job-name", "-o", "name"])?;
-            ensure!(left.trim().is_empty(), "still there: {left}");
+            ensure!(left.trim().is_empty(), "still present: {left}");
             Ok(())
         })
     }

@@ -1,5 +1,4 @@
-//! What happens to a cluster while jobs run on it: the control plane goes away, nodes are drained, the operator is
-//! upgraded, a namespace is deleted.
+//! Disruptions of jobs: control plane outage, eviction, operator upgrade, namespace deletion.
 
 use std::time::Duration;
 
@@ -12,9 +11,9 @@ use serde_json::json;
 use crate::context::{Context, Namespace};
 use crate::steps::{check_attempts, nodes_of, saved_step};
 
-/// How long etcd answers nothing.
+/// How long etcd is paused.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long a namespace may take to go.
+/// Time limit for the deletion of a namespace.
 const DELETION: Duration = Duration::from_secs(90);
 
 pub(crate) fn training_outlives_the_control_plane(context: &Context<'_>) -> Result<()> {
@@ -26,7 +25,7 @@ pub(crate) fn training_outlives_the_control_plane(context: &Context<'_>) -> Resu
     context.rights_were_unsettled(began);
     {
         let _paused = context.cluster.pause("etcd")?;
-        // The fault itself takes this long.
+        // The duration of the fault itself.
         std::thread::sleep(PAUSE);
     }
     namespace.check_continues("digits")?;
@@ -52,14 +51,14 @@ pub(crate) fn evicted_gang_trains_on(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("evicted")?;
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
 
-    // As `kubectl drain` evicts.
+    // Evicts like `kubectl drain`.
     namespace.wait_checkpoint("digits")?;
     let pod = pod_of(&namespace, 1, 1)?;
     namespace.evict(&pod)?;
     let status = namespace.wait_attempt("digits", 2)?;
     check_lost(&status, &pod, "EvictionByEvictionAPI")?;
 
-    // As a node's maintenance evicts.
+    // Evicts like a node's maintenance.
     let status = namespace.wait_checkpoint_after("digits", saved_step(&status)?)?;
     let tainted = nodes_of(&status)?[0].clone();
     let pod = pod_of(&namespace, 2, 0)?;
@@ -72,12 +71,12 @@ pub(crate) fn evicted_gang_trains_on(context: &Context<'_>) -> Result<()> {
     let nodes = nodes_of(&status)?;
     ensure!(
         !nodes.contains(&tainted),
-        "{tainted} is tainted, and the gang went to {nodes:?}"
+        "{tainted} is tainted, but the gang was placed on {nodes:?}"
     );
     let steps = namespace.check_continues("digits")?;
     ensure!(
         steps.again == 0 && steps.unlogged == 0,
-        "both times it had time to save, and did steps again: {steps:?}"
+        "it had time to save both times, but repeated steps: {steps:?}"
     );
     Ok(())
 }
@@ -88,7 +87,7 @@ pub(crate) fn namespace_is_deleted_while_its_job_trains(context: &Context<'_>) -
     namespace.wait_phase("digits", Phase::Running)?;
     let timeout = format!("--timeout={}s", DELETION.as_secs());
     context.kubectl(["delete", "namespace", &namespace.name, "--wait=true", &timeout])?;
-    // Its GPUs are free at once for a gang that needs all nodes of a kind.
+    // Its GPUs are immediately free for a gang that needs all nodes of the product.
     let next = context.namespace("after-deletion")?;
     next.create(
         "digits",
@@ -100,21 +99,21 @@ pub(crate) fn namespace_is_deleted_while_its_job_trains(context: &Context<'_>) -
     Ok(())
 }
 
-/// Name of the pod of an attempt and a node rank.
+/// Name of the pod of an attempt and node rank.
 fn pod_of(namespace: &Namespace<'_>, attempt: i32, node_rank: u32) -> Result<String> {
     let name = format!("digits-{attempt}-{node_rank}");
     let pods = namespace.pods()?;
     let names: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
-    ensure!(names.contains(&name), "{name} is none of {names:?}");
+    ensure!(names.contains(&name), "{name} is not in {names:?}");
     Ok(name)
 }
 
-/// Asserts that the last failure is this pod's loss, for this reason.
+/// Asserts that the last failure is the loss of this pod, for this reason.
 fn check_lost(status: &ViTTrainingJobStatus, pod: &str, reason: &str) -> Result<()> {
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "PodLost" && failure.pod.as_deref() == Some(pod) && failure.message.contains(reason),
-        "{pod} was to be lost by {reason}: {failure:?}"
+        "{pod} should be lost by {reason}: {failure:?}"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Commands in the pages that are for a cluster, as a reader would run them.
+//! Runs the pages' commands for a cluster, as a reader would.
 
 use anyhow::{Context as _, Result, ensure};
 use vit_tests::command;
@@ -28,7 +28,7 @@ pub(crate) fn commands_of_how_tos_work(context: &Context<'_>) -> Result<()> {
     follow(context, "how-tos", &pages)
 }
 
-/// Runs the commands of pages in a namespace with the claims of the examples, which is the default one of `kubectl`.
+/// Runs the commands of pages in a namespace with the examples' claims, `kubectl`'s default.
 fn follow(context: &Context<'_>, name: &str, pages: &[Page]) -> Result<()> {
     let namespace = context.namespace(name)?;
     let kubeconfig = namespace.folder.join("kubeconfig");
@@ -47,7 +47,7 @@ fn follow(context: &Context<'_>, name: &str, pages: &[Page]) -> Result<()> {
         let ran = session
             .follow(page, Place::Cluster)
             .with_context(|| page.path.display().to_string())?;
-        ensure!(ran > 0, "no command of {} was run", page.path.display());
+        ensure!(ran > 0, "no command of {} ran", page.path.display());
     }
     Ok(())
 }

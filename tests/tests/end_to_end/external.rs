@@ -1,4 +1,4 @@
-//! Trainers of others: what is told of them is what they write to their log.
+//! External trainers: progress and results come from their log.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
@@ -7,10 +7,10 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::context::{Context, kill};
-use crate::steps::{check_attempts, check_told, nodes_of, saved_step};
+use crate::steps::{check_attempts, check_contains, nodes_of, saved_step};
 
-/// Takes steps of an eighth of a second up to the one that its first word names, and keeps the number of them as its checkpoint.
-/// It ends where rank 0 cannot be found, as torchrun would.
+/// Trains as many steps as its first argument, 0.125 s each, and stores their number as its
+/// checkpoint. Like torchrun, it fails if rank 0 cannot be found.
 const TRAINER: &str = r#"
 trap 'exit 143' TERM
 getent hosts "$MASTER_ADDR" || exit 9
@@ -27,54 +27,55 @@ done
 exit 0
 "#;
 
-/// As the host sees the trainer's process.
+/// The trainer's command line on the host.
 const COMMAND: &str = "sh\0-c";
 
 fn trainer(steps: u32) -> serde_json::Value {
     json!({"external": {"command": ["sh", "-c", TRAINER, "trainer", steps.to_string()]}})
 }
 
-/// All on the way from a log in a pod to the status: the agent beside the trainer, the kubelet that ends it last, and the
-/// operator, which knows neither the trainer's processes nor its exit codes.
+/// Covers the path from a log in a pod to the status: the agent next to the trainer, the kubelet
+/// that stops it last, and the operator, which knows neither the trainer's processes nor its exit
+/// codes.
 pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("external")?;
     let mut endless = trainer(1_000_000);
     endless["failurePolicy"] = json!({"stallTimeoutSeconds": 10});
     namespace.create("script", endless)?;
     let status = namespace.wait_checkpoint("script")?;
-    let progress = status.progress.as_ref().context("progress is told")?;
+    let progress = status.progress.as_ref().context("no progress")?;
     ensure!(
         progress.total_steps == 1_000_000 && progress.images_per_second == Some(256.0),
         "{progress:?}"
     );
 
-    // A rank is killed: both begin anew, from the last step that was kept.
+    // A rank is killed: both restart from the last saved step.
     let nodes = nodes_of(&status)?;
     kill(namespace.process("script", 1, COMMAND)?, Signal::KILL)?;
     let status = namespace.wait_attempt("script", 2)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "Killed" && failure.exit_code == Some(137) && failure.node.as_ref() == nodes.last(),
         "{failure:?}"
     );
     let saved = saved_step(&status)?;
-    ensure!(saved > 0, "the checkpoint of the first attempt is remembered");
+    ensure!(saved > 0, "the first attempt's checkpoint is lost");
     namespace.wait_checkpoint_after("script", saved)?;
 
-    // Rank 0 hangs. No rank is named: the log tells of rank 0 alone, which may wait for the other.
+    // Rank 0 hangs. No rank is blamed: the log covers only rank 0, which may wait for the other.
     kill(namespace.process("script", 0, COMMAND)?, Signal::STOP)?;
     let status = namespace.wait_attempt("script", 3)?;
     check_attempts(&status, 3, 2)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "Stalled" && failure.rank.is_none() && failure.node.is_none(),
         "{failure:?}"
     );
-    check_told(
+    check_contains(
         &failure.message,
         &[
             "no rank has finished a step",
-            "which rank is waited for is not known",
+            "the rank that blocks the others is unknown",
         ],
     )?;
 
@@ -84,19 +85,19 @@ pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &
     check_attempts(&suspended, 3, 2)?;
     namespace.kubectl(["delete", "vtj", "script"])?;
 
-    // What it printed last is what is told of its failure.
+    // Its last output becomes the failure's message.
     let mut failing = json!({"external": {"command": ["sh", "-c", "echo no such optimizer >&2; exit 2"]}});
     failing["workers"] = json!({"nodes": 1});
     namespace.create("failing", failing)?;
     let status = namespace.wait_phase("failing", Phase::Failed)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "BadConfig" && failure.exit_code == Some(2),
         "{failure:?}"
     );
-    check_told(&failure.message, &["no such optimizer"])?;
+    check_contains(&failure.message, &["no such optimizer"])?;
 
-    // A study measures it beside vit-trainer, by its log, which rank 0's pod leaves in its last message.
+    // A study measures it and vit-trainer, by the log in the termination message of rank 0's pod.
     let study = namespace.study(
         "contenders",
         json!({
@@ -122,8 +123,8 @@ pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &
         "{:#?}",
         status.points
     );
-    let failed = status.condition("Failed").context("it says which run failed")?;
-    check_told(
+    let failed = status.condition("Failed").context("no condition Failed")?;
+    check_contains(
         &failed.message,
         &[
             "1 of 3 runs failed: contenders-r2-b",

@@ -1,4 +1,4 @@
-//! What goes wrong: configuration, data, processes, the operator itself.
+//! Faults of configuration, data, processes, nodes, and the operator itself.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJobStatus};
@@ -8,19 +8,19 @@ use serde_json::json;
 use vit_tests::cgroup;
 
 use crate::context::Context;
-use crate::steps::{check_attempts, check_told, copy_files, nodes_of, saved_step, until};
+use crate::steps::{check_attempts, check_contains, copy_files, nodes_of, saved_step, until};
 
 pub(crate) fn unknown_preset_fails_with_the_known_ones(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("preset")?;
     namespace.create("mega", json!({"model": {"name": "vit_mega_patch16_224"}}))?;
     let status = namespace.wait_phase("mega", Phase::Failed)?;
-    let failed = status.condition("Failed").context("has Failed")?;
+    let failed = status.condition("Failed").context("no condition Failed")?;
     ensure!(failed.reason == "InvalidSpec", "{failed:?}");
-    check_told(
+    check_contains(
         &failed.message,
         &["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_384"],
     )?;
-    ensure!(namespace.pods()?.is_empty(), "nothing was started");
+    ensure!(namespace.pods()?.is_empty(), "pods were started");
     Ok(())
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Resu
     namespace.create("digits", json!({}))?;
     let status = namespace.wait_phase("digits", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "BadData" && failure.exit_code == Some(3),
         "{failure:?}"
@@ -47,12 +47,12 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Resu
         let phases: Vec<_> = phases.collect();
         ensure!(
             phases.contains(&(false, Some("Failed"))),
-            "failed pods stay for their logs: {phases:?}"
+            "failed pods do not stay for their logs: {phases:?}"
         );
         Ok(())
     })?;
 
-    // A finished job goes when its time is over, and takes its pods along.
+    // A finished job is deleted after its time to live, with its pods.
     namespace.patch("digits", json!({"ttlSecondsAfterFinished": 0}))?;
     namespace.wait_gone("vtj,pods,configmaps")
 }
@@ -68,22 +68,22 @@ pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>
     namespace.create("digits", json!({}))?;
     let status = namespace.wait_phase("digits", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(failure.class == "BadData", "{failure:?}");
-    check_told(&failure.message, &["data_batch_3.bin", &(3073 * 7).to_string()])?;
+    check_contains(&failure.message, &["data_batch_3.bin", &(3073 * 7).to_string()])?;
     Ok(())
 }
 
-/// Every second since the first GPUs is accounted for, and failures have cost some.
+/// Asserts that every second since the first placement is accounted for, some as lost to failures.
 fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
-    let spent = status.time_spent.as_ref().context("time is told")?;
+    let spent = status.time_spent.as_ref().context("no timeSpent")?;
     let [start, end] = [&status.start_time, &status.completion_time];
     let (start, end) = (
-        start.as_ref().context("a start")?,
-        end.as_ref().context("an end")?,
+        start.as_ref().context("no startTime")?,
+        end.as_ref().context("no completionTime")?,
     );
     let all = spent.total();
-    // Both times are whole seconds, and what rank 0 told last was a moment old.
+    // Both times are whole seconds, and the last report of rank 0 was slightly old.
     let passed = end.0.duration_since(start.0).as_secs_f64();
     ensure!(
         (all - passed).abs() <= 3.0,
@@ -93,7 +93,7 @@ fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
         spent.useful_seconds > 0.0 && spent.restart_seconds > 0.0 && spent.start_seconds > 0.0,
         "{spent:?}"
     );
-    // What one gang had done since its checkpoint, the next one does again.
+    // The next gang repeats the steps after the checkpoint.
     ensure!(
         spent.repeated_seconds >= 0.0 && spent.repeated_seconds < spent.useful_seconds,
         "{spent:?}"
@@ -107,44 +107,45 @@ fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
 
 pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them, and here each rank writes some. The
-    // pods' memory leaves 48 MiB for tensors, and only the last stage takes less.
-    let divided = json!({
+    // A lost rank loses its shard of weights and optimizer state, so checkpoints need all shards,
+    // and here each rank writes its own. Pods have 48 MiB for tensors; only ZeRO stage 3 needs
+    // less.
+    let sharded = json!({
         "model": {"hiddenSize": 192, "depth": 8},
         "training": {"epochs": 8},
         "parallelism": {"strategy": "Auto"},
         "checkpoint": {"writers": "EveryRank"},
         "workers": {"device": "cpu", "resources": {"limits": {"memory": "560Mi"}}},
     });
-    namespace.create("digits", divided)?;
+    namespace.create("digits", sharded)?;
     let first = namespace.wait_checkpoint("digits")?;
-    let placement = first.placement.as_ref().context("the placement is told")?;
-    let strategy = placement.strategy.as_ref().context("the strategy is told")?;
+    let placement = first.placement.as_ref().context("no placement")?;
+    let strategy = placement.strategy.as_ref().context("no placement.strategy")?;
     ensure!(
         (strategy.zero_stage, strategy.available_mebibytes) == (3, Some(48)),
         "{strategy:?}"
     );
     let saved = saved_step(&first)?;
     let node = nodes_of(&first)?[1].clone();
-    // As the kernel would when memory runs out.
+    // Like the kernel's OOM killer.
     namespace.signal_rank("digits", 1, Signal::KILL)?;
-    // From the last checkpoint of the first attempt, which may be a later one than the first that was told.
+    // Resumed from the first attempt's last checkpoint, which may be later than `saved`.
     let resumed = saved_step(&namespace.wait_attempt("digits", 2)?)?;
     let second = namespace.wait_checkpoint_after("digits", resumed)?;
-    let failure = second.last_failure.as_ref().context("the failure is told")?;
+    let failure = second.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "Killed" && failure.exit_code == Some(137),
         "{failure:?}"
     );
     ensure!(
         failure.rank == Some(1) && failure.node.as_ref() == Some(&node),
-        "the killed rank is blamed, not the one that lost its peer: {failure:?}"
+        "not the killed rank is blamed: {failure:?}"
     );
 
-    // Again on the same node: the next attempt goes elsewhere.
+    // A second failure on the same node: the next attempt avoids it.
     let nodes = nodes_of(&second)?;
     let rank = nodes.iter().position(|other| *other == node);
-    let rank = rank.with_context(|| format!("{node} is used again after one failure: {nodes:?}"))?;
+    let rank = rank.with_context(|| format!("{node} is not used again after one failure: {nodes:?}"))?;
     namespace.signal_rank("digits", u32::try_from(rank)?, Signal::KILL)?;
     namespace.wait("digits", "is on its third attempt", |status| status.attempt == 3)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
@@ -153,14 +154,14 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     let nodes = nodes_of(&status)?;
     ensure!(
         !nodes.contains(&node),
-        "{node} failed twice and is used: {nodes:?}"
+        "{node} failed twice, but is used: {nodes:?}"
     );
     let failed = &status.failed_nodes[..];
     ensure!(
         matches!(failed, [only] if only.node == node && only.failures == 2 && only.avoided_until.is_some()),
         "{failed:?}"
     );
-    let progress = status.progress.context("progress is told")?;
+    let progress = status.progress.context("no progress")?;
     ensure!(
         progress.step == progress.total_steps && saved < progress.step,
         "{progress:?}"
@@ -169,7 +170,8 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     Ok(())
 }
 
-/// Two ranks on each node divide the tokens of an image, and all four the training state, with the optimizer in host memory.
+/// Two ranks per node share the tokens of an image, and all four shard the training state, with the
+/// optimizer in host memory.
 pub(crate) fn killed_rank_of_a_model_that_ranks_compute_together_is_replaced(
     context: &Context<'_>,
 ) -> Result<()> {
@@ -184,17 +186,17 @@ pub(crate) fn killed_rank_of_a_model_that_ranks_compute_together_is_replaced(
     namespace.signal_rank("digits", 1, Signal::KILL)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 2, 1)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "Killed" && matches!(failure.rank, Some(2 | 3)),
         "{failure:?}"
     );
-    let progress = status.progress.context("progress is told")?;
+    let progress = status.progress.context("no progress")?;
     ensure!(
         progress.step == progress.total_steps && saved < progress.step,
         "{progress:?}"
     );
-    // Half as many images in a step as four ranks would take that compute a model each.
+    // Half as many images per step as with four data-parallel ranks.
     ensure!(progress.total_steps == 16 * (1442 / 32), "{progress:?}");
     namespace.check_steps("digits")?;
     Ok(())
@@ -210,18 +212,14 @@ pub(crate) fn rank_that_is_stopped_is_a_stall_and_the_gang_restarts(context: &Co
     namespace.signal_rank("digits", 1, Signal::STOP)?;
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "Stalled" && failure.rank == Some(1) && failure.node.as_ref() == nodes.last(),
         "{failure:?}"
     );
-    check_told(
+    check_contains(
         &failure.message,
-        &[
-            "no rank has finished a ",
-            "allowed are 10 s",
-            "stopped by a signal",
-        ],
+        &["no rank has finished a ", "limit 10 s", "stopped by a signal"],
     )?;
     namespace.check_continues("digits")?;
     Ok(())
@@ -240,7 +238,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
             && status.progress.as_ref().is_some_and(|progress| progress.step > 0)
     })?;
     let nodes = nodes_of(&status)?;
-    let slow = nodes.last().context("has nodes")?;
+    let slow = nodes.last().context("no nodes")?;
     let process = namespace.rank_process("digits", 1)?;
 
     cgroup::limit_cpu(process, Some(0.25))?;
@@ -265,7 +263,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     let (fast, slow_one) = (saved_without(0)?, saved_without(1)?);
     ensure!(
         slow_one > 3.0 * fast,
-        "rank 1 costs {slow_one} s, rank 0 {fast} s"
+        "rank 1 costs only {slow_one} s, rank 0 {fast} s"
     );
 
     cgroup::limit_cpu(process, None)?;
@@ -290,7 +288,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     );
     check_attempts(&status, 1, 0)?;
 
-    // Slow again when another rank fails: the next gang does without its node.
+    // Slow again when another rank fails: the next gang avoids its node.
     cgroup::limit_cpu(process, Some(0.25))?;
     namespace.wait("digits", "names the straggler again", |status| {
         !status.stragglers.is_empty()
@@ -299,7 +297,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
     let nodes = nodes_of(&status)?;
-    ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
+    ensure!(!nodes.contains(slow), "{slow} was slow, but is used: {nodes:?}");
     namespace.check_continues("digits")?;
     Ok(())
 }
@@ -312,7 +310,7 @@ pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
     });
     namespace.apply_all(&[quota])?;
-    // Until a controller has counted pods, it bounds nothing.
+    // The quota has no effect until a controller has counted pods.
     namespace.kubectl([
         "wait",
         "resourcequota/one",
@@ -320,8 +318,8 @@ pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
         "--timeout=60s",
     ])?;
     namespace.create("digits", json!({"training": {"epochs": 4}}))?;
-    namespace.wait_told("digits", "exceeded quota: one")?;
-    ensure!(namespace.pods()?.len() == 1, "the quota is for one pod");
+    namespace.wait_message("digits", "exceeded quota: one")?;
+    ensure!(namespace.pods()?.len() == 1, "the quota allows one pod");
     let before = context.leader()?;
     context.kill_leader()?;
     namespace.kubectl(["delete", "resourcequota", "one"])?;
@@ -331,7 +329,7 @@ pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
     check_attempts(&status, 1, 0)?;
     ensure!(
         status.condition("Reconciled").is_none(),
-        "the quota is gone: {:?}",
+        "the condition remains after the quota is deleted: {:?}",
         status.conditions
     );
     namespace.check_steps("digits")?;
@@ -352,7 +350,7 @@ pub(crate) fn image_that_cannot_be_had_fails_in_the_kubelets_words(context: &Con
     ] {
         let status = namespace.wait_phase(job, Phase::Failed)?;
         check_attempts(&status, 1, 0)?;
-        let failure = status.last_failure.context("the failure is told")?;
+        let failure = status.last_failure.context("no lastFailure")?;
         ensure!(failure.class == class, "{job}: {failure:?}");
         ensure!(
             failure.message.contains(words) && failure.message.contains(image),
@@ -373,7 +371,7 @@ pub(crate) fn job_over_its_deadline_is_stopped(context: &Context<'_>) -> Result<
         json!({"training": {"epochs": 5000}, "activeDeadlineSeconds": 8}),
     )?;
     let status = namespace.wait_phase("digits", Phase::Failed)?;
-    let failed = status.condition("Failed").context("has Failed")?;
+    let failed = status.condition("Failed").context("no condition Failed")?;
     ensure!(
         failed.reason == "DeadlineExceeded" && failed.message.contains("8 s"),
         "{failed:?}"
@@ -392,8 +390,8 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context<'_>) -> 
     )?;
     let status = namespace.wait_checkpoint("digits")?;
     let nodes = nodes_of(&status)?;
-    let dead = nodes.last().context("has nodes")?.clone();
-    // The worst node to lose: the operator leads from it.
+    let dead = nodes.last().context("no nodes")?.clone();
+    // The worst node to lose: that of the leading operator.
     context.lead_from(&dead)?;
     context.cluster.kill_node(&dead)?;
     let again = namespace.wait_attempt("digits", 2);
@@ -402,16 +400,16 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context<'_>) -> 
 
     let status = again?;
     check_attempts(&status, 2, 1)?;
-    let placement = status.placement.context("placement is told")?;
+    let placement = status.placement.context("no placement")?;
     ensure!(
         !placement.nodes.contains(&dead),
-        "{dead} is dead, and the gang went to {:?}",
+        "{dead} is dead, but the gang was placed on {:?}",
         placement.nodes
     );
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "PodLost" && failure.node.as_ref() == Some(&dead),
-        "{dead} is dead, and this is blamed: {failure:?}"
+        "{dead} is dead, but the failure is {failure:?}"
     );
     let of_first_attempt = left?
         .iter()
@@ -419,7 +417,7 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context<'_>) -> 
         .count();
     ensure!(
         of_first_attempt == 0,
-        "{of_first_attempt} pods of the first attempt are left, which no kubelet will ever end"
+        "{of_first_attempt} pods of the first attempt remain on a node without a kubelet"
     );
     namespace.check_continues("digits")?;
     Ok(())

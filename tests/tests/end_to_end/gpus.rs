@@ -1,4 +1,4 @@
-//! Pods that compute on GPUs, which are simulated: libtorch's CUDA device and NCCL's rules are there, and no kernel of a real one.
+//! Pods with simulated GPUs: libtorch's CUDA device and NCCL's rules, but no real kernels.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use vit_tests::{image, operator, root};
 use crate::context::Context;
 use crate::steps::{check_attempts, nodes_of, saved_step};
 
-/// To a process with a simulated GPU: that it is lost.
+/// Makes a process lose its simulated GPU.
 const LOSE_GPU: Signal = Signal::USR2;
 
 /// The archive of the trainer's image with simulated GPUs.
@@ -41,8 +41,8 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
     });
     namespace.create("digits", spec)?;
 
-    // By the nodes' labels each GPU has 15 GiB. It has 19.5 MB: ranks take 22.8 MB where they divide nothing, and 16.4 MB where they
-    // divide the optimizer's state.
+    // The nodes' labels promise 15 GiB per GPU, but each has 19.5 MB. Ranks need 22.8 MB without
+    // sharding, and 16.4 MB with a sharded optimizer state.
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
     let failure = status.last_failure.as_ref().context("no lastFailure")?;
@@ -65,7 +65,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
     let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "Killed" && matches!(failure.rank, Some(2 | 3)),
-        "the killed rank is blamed, not one that waited for it: {failure:?}"
+        "not the killed rank is blamed: {failure:?}"
     );
 
     let broken = nodes_of(&status)?[0].clone();
@@ -78,7 +78,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
         failure.class == "DeviceFault"
             && failure.node.as_ref() == Some(&broken)
             && matches!(failure.rank, Some(0 | 1)),
-        "{broken} has a broken GPU, and this is blamed: {failure:?}"
+        "{broken} has a broken GPU, but the failure is {failure:?}"
     );
     let avoided = status
         .failed_nodes
@@ -86,7 +86,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
         .find(|failed| failed.avoided_until.is_some());
     ensure!(
         avoided.is_some_and(|avoided| avoided.node == broken) && !nodes_of(&status)?.contains(&broken),
-        "{broken} has a broken GPU: {status:?}"
+        "{broken} has a broken GPU, but is not avoided: {status:?}"
     );
     let progress = status.progress.as_ref().context("no progress")?;
     ensure!(

@@ -1,4 +1,4 @@
-//! The release: what it tells whoever installed it, `helm test`, and how it comes, is upgraded and goes while a job trains.
+//! The release: its notes, `helm test`, and installation, upgrade and removal while a job trains.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,12 @@ use vit_tests::{chart, command, volumes};
 use crate::context::{Context, Namespace};
 use crate::steps::{check_attempts, until};
 
-/// `StorageClass` of the claim that `helm test` makes.
+/// `StorageClass` of the claim that `helm test` creates.
 const STORAGE_CLASS: &str = "for-helm-test";
-/// A field of the resource that an older version of it does not have.
+/// A field that the older CRD lacks.
 const NEWER_FIELD: &str = "elastic";
 
-/// Runs the three commands that are told after an installation; the second of them is `helm test`.
+/// Runs the three commands in the release notes; the second is `helm test`.
 pub(crate) fn commands_that_are_told_after_an_installation_work(context: &Context<'_>) -> Result<()> {
     let folder = context.data_folder("helm-test")?.join("volume");
     context.block_on(volumes::offer_folder(
@@ -34,10 +34,10 @@ pub(crate) fn commands_that_are_told_after_an_installation_work(context: &Contex
         .filter_map(|line| line.strip_prefix("   "))
         .filter(|line| line.starts_with("kubectl ") || line.starts_with("helm "))
         .collect();
-    ensure!(commands.len() == 3, "three commands: {told}");
+    ensure!(commands.len() == 3, "not three commands: {told}");
     let mut outputs = Vec::new();
     for line in commands {
-        // Watching has no end.
+        // `--watch` never ends.
         outputs.push(shell(context, line.trim_end_matches(" --watch"))?);
     }
     let test = &outputs[1];
@@ -59,7 +59,7 @@ pub(crate) fn commands_that_are_told_after_an_installation_work(context: &Contex
     Ok(())
 }
 
-/// Runs a line as whoever reads it would.
+/// Runs a line in a shell, as a reader would.
 fn shell(context: &Context<'_>, line: &str) -> Result<String> {
     let mut shell = command::command("sh", ["-c", &format!("{line} 2>&1")]);
     shell
@@ -80,7 +80,7 @@ pub(crate) fn release_goes_and_another_takes_over_while_a_job_trains(context: &C
     outcome.and(restored)
 }
 
-/// Uninstalls the operator; of all that it was made of, the definition of its resource is left.
+/// Uninstalls the operator; only its CRDs must remain.
 fn goes(context: &Context<'_>) -> Result<()> {
     let release =
         command::run(
@@ -113,7 +113,7 @@ fn goes(context: &Context<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Installs what an older chart would be, for one namespace: the resource lacks a field, and no replica runs.
+/// Installs an older chart for one namespace: its CRD lacks a field, and no replica runs.
 fn comes_older(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let older = older_chart(&context.data_folder("release")?)?;
     let values = [
@@ -130,7 +130,7 @@ fn comes_older(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Upgrades to the shipped chart. Its operator takes the job over, and the job does not notice.
+/// Upgrades to the shipped chart. Its operator takes over the job, which is not interrupted.
 fn is_upgraded(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let values = [
         format!("namespace={}", namespace.name),
@@ -143,11 +143,11 @@ fn is_upgraded(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let status = namespace.wait_checkpoint_after("digits", alone)?;
     check_attempts(&status, 1, 0)?;
     let again = namespace.steps("digits")?.again;
-    ensure!(again == 0, "{again} steps were done again");
+    ensure!(again == 0, "{again} steps were repeated");
     Ok(())
 }
 
-/// A cluster on which no job can be run does not pass the test, is told why, and is left as it was.
+/// `helm test` fails on a cluster that cannot run jobs, reports why, and leaves nothing behind.
 fn test_tells_what_is_missing(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let outcome = command::run(
         context
@@ -172,7 +172,7 @@ fn test_tells_what_is_missing(context: &Context<'_>, namespace: &Namespace<'_>) 
     Ok(())
 }
 
-/// Installs the operator as it was before.
+/// Restores the original release.
 fn restore(context: &Context<'_>) -> Result<()> {
     let release = context
         .cluster
@@ -194,17 +194,17 @@ fn install(context: &Context<'_>, chart: &Path, values: &[String]) -> Result<()>
     Ok(())
 }
 
-/// Waits until the server's schema of the resource has a field of `spec`, or has it not.
+/// Waits until the server's schema has a field of `spec`, or lacks it.
 pub(crate) fn wait_field(context: &Context<'_>, field: &str, wanted: bool) -> Result<()> {
     let field = format!("vittrainingjobs.spec.{field}");
     until(|| {
         let is_there = context.kubectl(["explain", &field]).is_ok();
-        ensure!(is_there == wanted, "{field} is there: {is_there}");
+        ensure!(is_there == wanted, "{field} exists: {is_there}");
         Ok(())
     })
 }
 
-/// A copy of the chart with an older version and an older resource.
+/// A copy of the chart with an older version and an older CRD.
 fn older_chart(folder: &Path) -> Result<PathBuf> {
     let target = folder.join("vit-operator");
     command::run(&mut command::command(
@@ -215,7 +215,7 @@ fn older_chart(folder: &Path) -> Result<PathBuf> {
         let path = target.join(path);
         let mut value: Value = serde_saphyr::from_str(&fs_err::read_to_string(&path)?)?;
         change(&mut value)?;
-        // JSON is YAML, too.
+        // JSON is also YAML.
         Ok(fs_err::write(&path, value.to_string())?)
     };
     edit("Chart.yaml", &|chart| {
@@ -230,7 +230,7 @@ fn older_chart(folder: &Path) -> Result<PathBuf> {
             .context("fields")?
             .remove(NEWER_FIELD);
         ensure!(removed.is_some(), "there is no field {NEWER_FIELD}");
-        // Rules may not speak of fields that are not there.
+        // Rules must not refer to missing fields.
         let rules = spec["x-kubernetes-validations"].as_array_mut().context("rules")?;
         rules.retain(|rule| !rule["rule"].as_str().unwrap_or_default().contains(NEWER_FIELD));
         Ok(())

@@ -1,4 +1,4 @@
-//! Who reaches the pods of a job, where NetworkPolicies are enforced.
+//! Network access to a job's pods with enforced NetworkPolicies.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use vit_tests::image;
 use crate::context::{Context, Namespace};
 use crate::rights::restricted;
 
-/// How long another policy may take to be enforced.
+/// Time limit for a policy to take effect.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Ranks find and reach one another, or there was no checkpoint; pods beside them reach the metrics alone.
+/// Ranks reach each other, as the checkpoint shows; other pods reach only the metrics.
 pub(crate) fn strangers_reach_metrics_alone(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("isolated")?;
     let places = [&namespace, &context.namespace("strangers")?];
@@ -40,14 +40,14 @@ pub(crate) fn strangers_reach_metrics_alone(context: &Context<'_>) -> Result<()>
         place.kubectl(["wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s"])?;
         ensure!(
             reaches(place, DEFAULT_AGENT_PORT),
-            "metrics are not reached from {name}"
+            "metrics cannot be reached from {name}"
         );
         ensure!(
             !reaches(place, DEFAULT_COORDINATOR_PORT),
-            "the rendezvous store is reached from {name}"
+            "the rendezvous store can be reached from {name}"
         );
     }
-    // It is the policy that keeps them out: policies add up, and with this one they come in.
+    // The policy is what blocks them: policies are additive, and this one admits everyone.
     namespace.apply_all(&[json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "everyone"},
         "spec": {"podSelector": {}, "ingress": [{}]},
@@ -57,7 +57,7 @@ pub(crate) fn strangers_reach_metrics_alone(context: &Context<'_>) -> Result<()>
         while !reaches(place, DEFAULT_COORDINATOR_PORT) {
             ensure!(
                 began.elapsed() < DEADLINE,
-                "nothing is reached from {}",
+                "the rendezvous store cannot be reached from {}",
                 place.name
             );
         }

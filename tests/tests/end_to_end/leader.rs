@@ -1,4 +1,4 @@
-//! The operator's replicas: which of them leads, and on which node.
+//! The operator's replicas: which one leads, and on which node.
 
 use anyhow::{Context as _, Result, ensure};
 use vit_tests::{cgroup, process};
@@ -10,29 +10,32 @@ const DEPLOYMENT: &str = "deployment/vit-operator";
 const NAMESPACE: &str = "vit-operator";
 
 impl Suite {
-    /// Who holds the lease: a pod's name and what tells its processes apart.
+    /// The lease's holder: a pod's name and a process suffix.
     pub(crate) fn leader(&self) -> Result<String> {
         let holder = "jsonpath={.spec.holderIdentity}";
         self.kubectl(["-n", NAMESPACE, "get", "lease", "vit-operator", "-o", holder])
     }
 
-    /// The pod that leads; a leader that gave up its lease leaves nobody's name.
+    /// The leading pod; an error if the lease was released.
     pub(crate) fn leading_pod(&self) -> Result<String> {
         let leader = self.leader()?;
         let (pod, _) = leader
             .split_once('_')
-            .with_context(|| format!("the holder {leader:?} names its pod"))?;
+            .with_context(|| format!("the holder {leader:?} does not name a pod"))?;
         Ok(pod.to_owned())
     }
 
-    /// Kills the process that leads, which gives nothing back: the lease has to run out. Deleting its pod, by force too, would
-    /// tell it to end first.
+    /// Kills the leading process, so that its lease must expire. Even a forced deletion of its pod
+    /// would first send a signal to end.
     pub(crate) fn kill_leader(&self) -> Result<()> {
         until(|| {
             let leader = self.leading_pod()?;
             let find = || self.processes_of(&leader);
-            // One that died with its node holds the lease for a while.
-            ensure!(!find()?.is_empty(), "no process of the leader {leader} runs");
+            // A leader that died with its node keeps the lease for a while.
+            ensure!(
+                !find()?.is_empty(),
+                "no process of the leader {leader} is running"
+            );
             process::kill_all("the leading operator", find)
         })
     }
@@ -48,7 +51,7 @@ impl Suite {
         Ok(processes.into_iter().filter(is_its).collect())
     }
 
-    /// Makes a replica on this node the leader. The other one is elsewhere.
+    /// Makes a replica on this node the leader. The other one is on another node.
     pub(crate) fn lead_from(&self, node: &str) -> Result<()> {
         let others: Vec<String> = self
             .cluster
@@ -78,7 +81,7 @@ impl Suite {
         })
     }
 
-    /// Puts new replicas in the place of both; returns when one of them leads.
+    /// Replaces both replicas, and returns when a new one leads.
     pub(crate) fn restart_operator(&self) -> Result<()> {
         let before = self.leading_pod()?;
         self.kubectl(["-n", NAMESPACE, "rollout", "restart", DEPLOYMENT])?;
@@ -86,11 +89,11 @@ impl Suite {
         self.wait_leader_other_than(&before)
     }
 
-    /// Waits until another pod than this one leads.
+    /// Waits until a pod other than `before` leads.
     pub(crate) fn wait_leader_other_than(&self, before: &str) -> Result<()> {
         until(|| {
             let leads = self.leading_pod()?;
-            ensure!(leads != before, "{before} leads");
+            ensure!(leads != before, "{before} still leads");
             Ok(())
         })
     }

@@ -1,4 +1,4 @@
-//! Suspending and scaling a job that runs, and what a job does to its checkpoint folder.
+//! Suspending and scaling a running job, and ownership of its checkpoint folder.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use vit_tests::cgroup;
 use crate::context::{Context, DEADLINE, Namespace};
 use crate::steps::{check_attempts, nodes_of, saved_step};
 
-/// Of the command line of a pod's agent.
+/// Part of an agent's command line.
 const AGENT: &str = "vit-trainer\0agent";
-/// Half of what a pod has to end by itself.
+/// Half of a pod's grace period.
 const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context<'_>) -> Result<()> {
@@ -26,11 +26,11 @@ pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context
     let steps = namespace.steps("digits")?;
     ensure!(
         steps.saved == saved && steps.done == saved,
-        "the checkpoint of step {saved} is told; by the log: {steps:?}"
+        "the status has a checkpoint of step {saved}, the log: {steps:?}"
     );
     ensure!(
         suspended.last_failure.is_none(),
-        "being told to stop is no failure: {:?}",
+        "suspension counts as a failure: {:?}",
         suspended.last_failure
     );
 
@@ -38,12 +38,12 @@ pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context
     let steps = namespace.check_continues("digits")?;
     ensure!(
         steps.again == 0 && steps.unlogged == 0,
-        "it does not continue from what it saved: {steps:?}"
+        "it does not continue from its checkpoint: {steps:?}"
     );
     check_attempts(&namespace.status("digits")?, 2, 0)
 }
 
-/// Finds a job's agent as soon as it is there, and makes its start last: libtorch is being loaded, and nothing handles signals yet.
+/// Slows a job's agent down as soon as it exists, while libtorch loads, before it handles signals.
 fn await_start(namespace: &Namespace<'_>) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -65,22 +65,22 @@ pub(crate) fn job_that_is_stopped_while_its_trainer_starts_is_gone_at_once(
     let soon = |began: Instant| -> Result<()> {
         namespace.wait_gone("pods")?;
         let passed = began.elapsed();
-        ensure!(passed < SOON, "the pod was there for {passed:?}");
+        ensure!(passed < SOON, "the pod remained for {passed:?}");
         Ok(())
     };
     await_start(&namespace)?;
-    let told = Instant::now();
+    let began = Instant::now();
     namespace.patch("digits", json!({"suspend": true}))?;
-    soon(told)?;
+    soon(began)?;
     let status = namespace.wait_phase("digits", Phase::Suspended)?;
     check_attempts(&status, 1, 0)?;
     ensure!(status.last_failure.is_none(), "{:?}", status.last_failure);
 
     namespace.patch("digits", json!({"suspend": false}))?;
     await_start(&namespace)?;
-    let told = Instant::now();
+    let began = Instant::now();
     namespace.kubectl(["delete", "vtj", "digits", "--wait=false"])?;
-    soon(told)
+    soon(began)
 }
 
 pub(crate) fn job_in_the_folder_of_another_namespace_is_refused_and_changes_nothing(
@@ -119,7 +119,7 @@ pub(crate) fn scaled_job_continues_in_its_new_size(context: &Context<'_>) -> Res
     let steps = namespace.check_continues("digits")?;
     ensure!(
         steps.again == 0 && steps.unlogged == 0,
-        "it does not continue from what it saved: {steps:?}"
+        "it does not continue from its checkpoint: {steps:?}"
     );
     Ok(())
 }

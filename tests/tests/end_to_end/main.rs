@@ -1,8 +1,9 @@
-//! The product on a real cluster: kubelets, containers, networks, Prometheus, the operator from the chart, and images
-//! built from the shipped Dockerfiles. Needs root. One cluster serves all tests: first those that share it, two at a time,
-//! then one after another those that need it for themselves. `target/junit/end_to_end.xml` has the seconds of each.
+//! End-to-end tests on a real cluster: kubelets, containers, networks, Prometheus, the operator
+//! from the chart, and images from the shipped Dockerfiles. Needs root. All tests use one cluster:
+//! first those that share it, two at a time, then the others one by one.
+//! `target/junit/end_to_end.xml` has durations.
 //!
-//! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
+//! `VIT_KEEP_CLUSTER` keeps the cluster: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
 
 mod bucket;
 mod chaos;
@@ -40,14 +41,14 @@ use context::{Context, Suite};
 
 type Test = fn(&Context<'_>) -> Result<()>;
 
-/// Tests by their paths.
+/// Tests, named by their paths.
 macro_rules! tests {
     ($($test:expr),* $(,)?) => {
         &[$((stringify!($test), $test as Test)),*]
     };
 }
 
-/// Tests that use a namespace of their own, at most one GPU of each node, and nothing else of the cluster.
+/// Tests that use only their own namespace and at most one GPU of each node.
 const SHARED: &[(&str, Test)] = tests![
     training::one_manifest_trains_on_like_gpus,
     training::prometheus_has_what_synchronisation_cost,
@@ -68,7 +69,7 @@ const SHARED: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
 ];
 
-/// Tests that change the cluster, need most of its GPUs, measure time, or tell which nodes a gang gets.
+/// Tests that change the cluster, need most of its GPUs, measure time, or check a gang's nodes.
 const ALONE: &[(&str, Test)] = tests![
     placement::gang_waits_with_counted_reasons_and_starts_by_itself,
     placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
@@ -96,26 +97,26 @@ const ALONE: &[(&str, Test)] = tests![
     install::commands_that_are_told_after_an_installation_work,
     install::release_goes_and_another_takes_over_while_a_job_trains,
     rights::objects_of_others_are_left_alone_and_told,
-    // After all that the operator does.
+    // Last: it needs all requests of the operator.
     rights::operator_has_the_rights_it_uses_and_no_others,
 ];
 
-/// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
+/// Runs instead of the tests if `VIT_CHAOS_MINUTES` is set.
 const CHAOS: &[(&str, Test)] = tests![chaos::jobs_survive_random_faults];
 
-/// In place of the tests, where `VIT_EARLIER_OPERATOR` names a folder with the operator of an earlier commit.
+/// Replaces the tests if `VIT_EARLIER_OPERATOR` is a folder with an earlier commit's operator.
 const UPGRADE: &[(&str, Test)] = &[(
     "release_is_upgraded_and_rolled_back_while_jobs_train",
     upgrade::release_is_upgraded_and_rolled_back,
 )];
 
-/// In place of the tests, where `VIT_CONTENDERS` is set.
+/// Runs instead of the tests if `VIT_CONTENDERS` is set.
 const CONTENDERS: &[(&str, Test)] = tests![
     contenders::torchrun_is_restarted_after_a_killed_rank,
     contenders::study_of_the_example_measures_each_kind_of_trainer,
 ];
 
-/// So many shared tests run at once: most of a test is waiting for containers, and two gangs keep two processors busy.
+/// Number of concurrent shared tests. They mostly wait; two gangs keep two cores busy.
 const THREADS: usize = 2;
 
 fn main() -> Result<ExitCode> {
@@ -155,7 +156,7 @@ fn main() -> Result<ExitCode> {
     }
     run.report.write()?;
     run.suite.tear_down()?;
-    // Not an error: its text would stand between the failures and the end of the log.
+    // An error's text would separate the failures from the end of the log.
     Ok(if has_failed {
         ExitCode::FAILURE
     } else {
@@ -175,14 +176,14 @@ fn trials(tests: &'static [(&'static str, Test)], run: Option<&Arc<Run>>) -> Vec
         .map(|(name, test)| {
             let run = run.cloned();
             Trial::test(*name, move || {
-                let run = run.ok_or("the cluster is only there when tests run")?;
+                let run = run.ok_or("the cluster exists only while tests run")?;
                 Ok(run.report.time(name, || attempt(&run.suite, *test))?)
             })
         })
         .collect()
 }
 
-/// The failure comes last in its text, after the state of the cluster, where the end of a log shows it.
+/// Puts the failure after the dumped state of the cluster, where the end of a log shows it.
 fn attempt(suite: &Suite, test: Test) -> Result<(), String> {
     let context = Context::new(suite);
     let outcome = test(&context).map_err(|error| format!("{}\n\n{error:#}", context.dump()));

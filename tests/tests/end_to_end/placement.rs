@@ -1,4 +1,4 @@
-//! Where gangs go, and why they wait.
+//! Placement of gangs, and reasons for waiting.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use vit_tests::{GpuProduct, cgroup};
 
 use crate::context::Context;
-use crate::steps::{check_attempts, check_told, nodes_of, until};
+use crate::steps::{check_attempts, check_contains, nodes_of, until};
 
 fn message(status: &crds::ViTTrainingJobStatus, condition: &str) -> String {
     status
@@ -30,7 +30,7 @@ pub(crate) fn gang_waits_with_counted_reasons_and_starts_by_itself(context: &Con
         status.phase == Some(Phase::Pending) && message(status, "Placed").starts_with("False NoFittingGroup")
     })?;
     let told = message(&status, "Placed");
-    check_told(
+    check_contains(
         &told,
         &["needs 4", "2", "Tesla-T4", "3 nodes", "NVIDIA-H200", "1 node"],
     )?;
@@ -39,7 +39,7 @@ pub(crate) fn gang_waits_with_counted_reasons_and_starts_by_itself(context: &Con
         "a gang that does not fit has no pods"
     );
 
-    // The fourth node turns out to hold the same GPUs.
+    // The fourth node gets the same GPUs.
     context.set_gpu_product("node3", &GpuProduct::TESLA_T4)?;
     let started = namespace.wait("large", "starts by itself", |status| status.attempt == 1);
     let finished = started.and_then(|_| namespace.wait_phase("large", Phase::Succeeded));
@@ -51,7 +51,7 @@ pub(crate) fn gang_waits_with_counted_reasons_and_starts_by_itself(context: &Con
 
 pub(crate) fn two_jobs_applied_at_once_never_share_a_gpu(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("race")?;
-    // Two nodes with both GPUs each: of three such nodes only one job at a time can have them.
+    // Each job needs both GPUs of two nodes: three such nodes suffice for one job at a time.
     let spec = || json!({"workers": {"nodes": 2, "gpusPerNode": 2}, "training": {"epochs": 3, "microBatchSize": 16}});
     let jobs = ["first", "second"];
     for job in jobs {
@@ -66,7 +66,7 @@ pub(crate) fn two_jobs_applied_at_once_never_share_a_gpu(context: &Context<'_>) 
                 let seen = most.entry(node).or_default();
                 *seen = gpus.max(*seen);
             }
-            // A status may be a moment older than the pods.
+            // A status may be slightly older than the pods.
             waited |= jobs.iter().any(|other| {
                 let status = namespace.status(other).unwrap_or_default();
                 let mut owners = pods.iter().flat_map(ResourceExt::owner_references);
@@ -78,18 +78,21 @@ pub(crate) fn two_jobs_applied_at_once_never_share_a_gpu(context: &Context<'_>) 
         check_attempts(&status, 1, 0)?;
         namespace.check_steps(job)?;
     }
-    ensure!(waited, "one of them waits for the other, without pods");
+    ensure!(waited, "neither job waited for the other without pods");
     ensure!(
         most.values().all(|gpus| *gpus <= 2),
         "GPUs promised at once, by node: {most:?}"
     );
-    ensure!(most.values().sum::<i64>() >= 4, "pods were seen: {most:?}");
+    ensure!(
+        most.values().sum::<i64>() >= 4,
+        "too few pods were seen: {most:?}"
+    );
     Ok(())
 }
 
 pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("priority")?;
-    // The pods take what is free, and evict nobody.
+    // The pods evict nobody.
     let class = |name: &str, value: i32| {
         json!({
             "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
@@ -97,7 +100,7 @@ pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result
         })
     };
     namespace.apply_all(&[class("vit-low", 10), class("vit-high", 20)])?;
-    // All GPUs of the product.
+    // Needs all GPUs of the product.
     let spec = |class: Option<&str>, epochs: u32| {
         json!({
             "workers": {"nodes": 3, "gpusPerNode": 2, "priorityClassName": class},
@@ -127,7 +130,7 @@ pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result
         );
         ensure!(
             placed.is_some() && placed >= ended,
-            "the one of low priority was placed at {placed:?}, the other one ended at {ended:?}"
+            "the job of low priority was placed at {placed:?}, the other ended at {ended:?}"
         );
         Ok(())
     };
@@ -136,7 +139,7 @@ pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result
     ran
 }
 
-/// A rank of it becomes slow and gives images away; another is killed.
+/// A rank becomes slow and passes images to the others; another is killed.
 pub(crate) fn mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it(
     context: &Context<'_>,
 ) -> Result<()> {
@@ -152,11 +155,11 @@ pub(crate) fn mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allow
     let status = namespace.wait("mixed", "is placed", |status| status.attempt == 1)?;
     let told = message(&status, "Placed");
     let gain = "up to 4.6 times as many images/s as with even shares";
-    check_told(
+    check_contains(
         &told,
         &["True MixedGpus", "1 of NVIDIA-H200", "3 of Tesla-T4", gain],
     )?;
-    let placement = status.placement.context("placement is told")?;
+    let placement = status.placement.context("no placement")?;
     ensure!(
         placement.group.is_none() && placement.mixed.len() == 2,
         "{placement:?}"
@@ -165,7 +168,7 @@ pub(crate) fn mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allow
         status.progress.as_ref().is_some_and(|progress| progress.step > 0)
     })?;
     let process = namespace.rank_process("mixed", 1)?;
-    // Less of each period than a step takes: where some steps fit into a period whole, their median is none of a slow rank.
+    // Less CPU per period than a step needs: steps that fit into a period would make a fast median.
     cgroup::limit_cpu(process, Some(0.03))?;
     until(|| {
         let shares = namespace.shares("mixed")?;
@@ -204,7 +207,7 @@ pub(crate) fn gang_stays_within_one_rack(context: &Context<'_>) -> Result<()> {
         let placement = namespace
             .wait_phase("fits", Phase::Succeeded)?
             .placement
-            .context("placement is told")?;
+            .context("no placement")?;
         ensure!(placement.nodes == ["node1", "node2"], "{placement:?}");
         ensure!(
             placement
@@ -231,8 +234,8 @@ pub(crate) fn gang_stays_within_one_rack(context: &Context<'_>) -> Result<()> {
     ran
 }
 
-/// GPUs that unfinished pods hold, or are to get, by the node that the operator chose for them: kube-scheduler would hold back pods
-/// of which there are too many for a node.
+/// GPUs of unfinished pods by the node that the operator chose, because kube-scheduler would hold
+/// back pods that exceed a node.
 fn promised_gpus(pods: &[Pod]) -> BTreeMap<String, i64> {
     const NODE: &str = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchFields/0/values/0";
     let mut used = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! `kubectl vit` beside a job that trains: what its pods tell, and what becomes of it.
+//! `kubectl vit` with a running job.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
@@ -18,7 +18,7 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
     };
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_checkpoint("digits")?;
-    // Two lines of the agent's log make a course: they are five seconds apart.
+    // The history needs two lines of the agent's log, which are five seconds apart.
     until(|| vit(&["status", "digits"])?.check(0, &["(steps "]).map(drop))?;
 
     let screen = vit(&["status", "digits"])?.check(
@@ -43,20 +43,20 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
 
     for rank in ["0", "1"] {
         let log = vit(&["logs", "digits", "--rank", rank])?.check(0, &[])?;
-        let is_told = log.stdout.contains("epoch 0/500 step ");
-        ensure!(is_told == (rank == "0"), "rank {rank}: {}", log.stdout);
+        let has_progress = log.stdout.contains("epoch 0/500 step ");
+        ensure!(has_progress == (rank == "0"), "rank {rank}: {}", log.stdout);
     }
     vit(&["logs", "digits", "--rank", "0", "--tail", "1", "--timestamps"])?.check(0, &["Z epoch "])?;
     vit(&["logs", "digits", "--rank", "2"])?.check(3, &["has no rank 2"])?;
 
     let nodes = vit(&["nodes", "-o", "json"])?.check(0, &[])?;
     let report: Value = serde_json::from_str(&nodes.stdout)?;
-    let groups = report["groups"].as_array().context("has groups")?;
+    let groups = report["groups"].as_array().context("no groups")?;
     let group = groups.iter().find(|group| group["gpus"]["product"] == "Tesla-T4");
-    let group = group.context("has the group")?;
+    let group = group.context("the group is missing")?;
     let held: Vec<&Value> = group["nodes"]
         .as_array()
-        .context("has nodes")?
+        .context("no nodes")?
         .iter()
         .flat_map(|node| node["holders"].as_array().into_iter().flatten())
         .filter(|holder| {

@@ -1,4 +1,4 @@
-//! Gangs in a cluster whose scheduler knows what a gang is.
+//! Gangs in a cluster whose scheduler supports PodGroups.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::context::{Context, Namespace};
 use crate::steps::{saved_step, until};
 
-/// A pod that keeps those of gangs away from its node, which only kube-scheduler knows.
+/// A pod whose anti-affinity keeps the gang off its node, which only kube-scheduler knows.
 const HERMIT: &str = "hermit";
 
 pub(crate) fn gang_is_bound_as_one_where_the_scheduler_can(context: &Context<'_>) -> Result<()> {
@@ -25,8 +25,8 @@ pub(crate) fn gang_is_bound_as_one_where_the_scheduler_can(context: &Context<'_>
     outcome.and(restored)
 }
 
-/// Restarts the control plane with these flags beside its usual ones: the API server, and those that know what a gang is. The
-/// controller manager lets go of PodGroups whose pods are gone.
+/// Restarts API server, controller manager and scheduler with additional flags. The controller
+/// manager removes finalizers of PodGroups without pods.
 fn switch(context: &Context<'_>, server: &[String], gates: &[String]) -> Result<()> {
     let cluster = &context.cluster;
     let began = Timestamp::now();
@@ -47,7 +47,7 @@ fn train(context: &Context<'_>) -> Result<()> {
     wait_scheduled(&namespace, "True")?;
     wait_bound(&namespace, 3)?;
 
-    // Each attempt has a group of its own, and those of earlier ones go.
+    // Each attempt has its own group, and those of earlier attempts are deleted.
     namespace.wait_checkpoint("digits")?;
     namespace.patch("digits", json!({"suspend": true}))?;
     let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
@@ -60,7 +60,7 @@ fn train(context: &Context<'_>) -> Result<()> {
     namespace.wait_gone("pods,podgroups")
 }
 
-/// Creates a gang of which one pod cannot be bound, sees that none is, and lets it go.
+/// Creates a gang with a pod that cannot be bound, checks that none is, and removes the obstacle.
 fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let hermit: Pod = serde_json::from_value(json!({
         "metadata": {"name": HERMIT},
@@ -80,7 +80,7 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
         "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "digits-1"},
         "spec": {"schedulingPolicy": {"basic": {}}},
     })])?;
-    // All nodes with those GPUs, so node0 too.
+    // Needs all nodes with these GPUs, including node0.
     let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 5000}});
     let held_back = namespace
         .create("digits", spec)
@@ -96,15 +96,15 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     held_back
 }
 
-/// Sees that a group of someone else, which has the name that the gang's needs, is told and left alone, and deletes it.
+/// Checks that a foreign group with the gang's name is reported and kept, and deletes it.
 fn leave_alone(namespace: &Namespace<'_>) -> Result<()> {
-    let told = "failed to create PodGroup digits-1: there is one that does not belong to this job";
-    namespace.wait_told("digits", told)?;
+    let told = "failed to create PodGroup digits-1: an object with this name does not belong to this job";
+    namespace.wait_message("digits", told)?;
     namespace.kubectl(["delete", "podgroup", "digits-1"])?;
     Ok(())
 }
 
-/// Waits until the scheduler has said this of whether the first attempt's group is scheduled.
+/// Waits until the first attempt's group has this status of PodGroupScheduled.
 fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
     until(|| {
         let group = namespace.pod_group("digits-1")?;
@@ -120,23 +120,24 @@ fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
     })
 }
 
-/// Waits until so many pods are bound: the scheduler says that a group is scheduled before it has bound the last of them.
+/// Waits until this many pods are bound: the scheduler reports a group as scheduled before it has
+/// bound the last one.
 fn wait_bound(namespace: &Namespace<'_>, pods: usize) -> Result<()> {
     until(|| {
         let nodes = bound_to(namespace)?;
         ensure!(
             nodes.iter().flatten().count() == pods,
-            "{pods} pods, bound to {nodes:?}"
+            "{pods} pods should be bound: {nodes:?}"
         );
         Ok(())
     })
 }
 
-/// The node of each pod of the job, if it is bound; all of them are in the first attempt's group.
+/// The node of each pod, if bound. All pods must be in the first attempt's group.
 fn bound_to(namespace: &Namespace<'_>) -> Result<Vec<Option<String>>> {
     let mut nodes = Vec::new();
     for pod in namespace.pods()? {
-        let spec = pod.spec.context("a specification")?;
+        let spec = pod.spec.context("a pod has no spec")?;
         let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
         ensure!(
             group.as_deref() == Some("digits-1"),

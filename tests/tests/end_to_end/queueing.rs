@@ -1,4 +1,4 @@
-//! A job in a queue of a real Kueue: granted quota, evicted for a job of higher priority, and granted it again.
+//! A job in a queue of a real Kueue: admitted, evicted for a higher priority, admitted again.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::conditions::{reasons, types};
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use vit_tests::kueue;
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_attempts, check_told, nodes_of, saved_step, until};
+use crate::steps::{check_attempts, check_contains, nodes_of, saved_step, until};
 
-/// What the quota is for, by a label of the test's own.
+/// A label of the nodes that the quota is for.
 const POOL: &str = "vit-tests/pool";
 const POOL_NODES: [&str; 2] = ["node1", "node2"];
-/// Name of flavor, ClusterQueue and LocalQueue alike.
+/// Name of flavor, ClusterQueue and LocalQueue.
 const QUEUE: &str = "team-a";
 /// A class above the default.
 const URGENT: &str = "urgent-for-kueue";
@@ -23,7 +23,7 @@ pub(crate) fn kueue_grants_a_job_quota_and_takes_it_back(context: &Context<'_>) 
     let outcome = context
         .namespace("queue")
         .and_then(|namespace| in_queue(&namespace));
-    // Kueue lets go of its own objects only while it runs, and only when no job holds quota of them.
+    // Kueue removes its finalizers only while it runs, and only if no job holds quota.
     let cleaned = context
         .clean_up()
         .and_then(|()| {
@@ -60,7 +60,7 @@ fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
     namespace.create("first", job(5000, None))?;
     let first = namespace.wait_checkpoint("first")?;
     let saved = saved_step(&first)?;
-    let admission = first.admission.as_ref().context("admission is told")?;
+    let admission = first.admission.as_ref().context("no admission")?;
     ensure!(
         admission.cluster_queue == QUEUE && admission.nodes == 2,
         "{admission:?}"
@@ -76,13 +76,13 @@ fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
     namespace.kubectl(["delete", "vtj", "second"])?;
 
     namespace.create("urgent", job(2, Some(URGENT)))?;
-    let evicted = namespace.wait("first", "gives its quota back", |status| {
+    let evicted = namespace.wait("first", "releases its quota", |status| {
         status.phase == Some(Phase::Pending) && status.admission.is_none()
     })?;
-    // It stopped with a checkpoint, in its own time.
+    // It stopped with a checkpoint, without being killed.
     check_attempts(&evicted, 1, 0)?;
     let stopped_at = saved_step(&evicted)?;
-    ensure!(stopped_at >= saved, "{saved} was saved, and now {stopped_at}");
+    ensure!(stopped_at >= saved, "saved step {saved}, then step {stopped_at}");
     let urgent = namespace.wait_phase("urgent", Phase::Succeeded)?;
     check_nodes(&urgent)?;
     wait_workload(namespace, "urgent", "Finished", "True")?;
@@ -91,19 +91,19 @@ fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
     check_attempts(&again, 2, 0)?;
     check_nodes(&again)?;
     let steps = namespace.steps("first")?;
-    ensure!(steps.again == 0, "{} steps were done again", steps.again);
+    ensure!(steps.again == 0, "{} steps were repeated", steps.again);
 
     namespace.patch("first", json!({"suspend": true}))?;
     namespace.wait_phase("first", Phase::Suspended)?;
     let left = namespace.kubectl(["get", "workloads.kueue.x-k8s.io", "-o", "name"])?;
     ensure!(
         !left.contains("/first"),
-        "a suspended job holds no quota, and there is {left}"
+        "the suspended job still holds quota: {left}"
     );
     Ok(())
 }
 
-/// Creates the job `second`, whose Workload's name is someone else's, sees that this is told, and deletes that one.
+/// Creates the job `second` when a foreign Workload has its name, checks the Event, and deletes it.
 fn leave_alone(namespace: &Namespace<'_>, create: impl Fn() -> Result<()>) -> Result<()> {
     let container = json!({"name": "none", "image": "there.is/none:here"});
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
@@ -112,16 +112,16 @@ fn leave_alone(namespace: &Namespace<'_>, create: impl Fn() -> Result<()>) -> Re
         "spec": {"active": false, "podSets": [{"name": "main", "count": 1, "template": template}]},
     })])?;
     create()?;
-    let told = "failed to create Workload second: there is one that does not belong to this job";
+    let told = "failed to create Workload second: an object with this name does not belong to this job";
     until(|| {
         let events = namespace.kubectl(["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-        check_told(&events, &[told])
+        check_contains(&events, &[told])
     })?;
     namespace.kubectl(["delete", "workload.kueue.x-k8s.io", "second"])?;
     Ok(())
 }
 
-/// A flavor of the pool's nodes, quota for two GPUs of it, and the way to it from the namespace.
+/// Applies a flavor of the pool's nodes, a queue with two GPUs, and the namespace's LocalQueue.
 fn apply(namespace: &Namespace<'_>) -> Result<()> {
     let kueue = |kind: &str, metadata: Value, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec});
     let quota = |name: &str, amount: &str| json!({"name": name, "nominalQuota": amount});
@@ -159,11 +159,11 @@ fn apply(namespace: &Namespace<'_>) -> Result<()> {
     namespace.apply_all(&items)
 }
 
-/// Asserts that the gang is where its quota is.
+/// Asserts that the gang is on the nodes of its quota.
 fn check_nodes(status: &ViTTrainingJobStatus) -> Result<()> {
     let mut nodes = nodes_of(status)?;
     nodes.sort();
-    ensure!(nodes == POOL_NODES, "the quota is for others than {nodes:?}");
+    ensure!(nodes == POOL_NODES, "the quota is not for {nodes:?}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What the operator may do: all that it does, and nothing else.
+//! The operator's rights: exactly those that it uses.
 
 use anyhow::{Result, ensure};
 use crds::Phase;
@@ -11,7 +11,7 @@ use vit_tests::rights::{Coverage, Right, findings, rules_of};
 use crate::context::{Context, Namespace};
 use crate::steps::{check_attempts, until};
 
-/// What the Pod Security Standard of the tests' namespaces asks of a container.
+/// The security context that the tests' namespaces require (Pod Security "restricted").
 pub(crate) fn restricted() -> Value {
     json!({
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
@@ -19,7 +19,7 @@ pub(crate) fn restricted() -> Value {
     })
 }
 
-/// Objects of others that have the names which the job `digits` needs, in the order in which it needs them.
+/// Foreign objects with the names that the job `digits` needs, in that order.
 fn objects_of_others() -> [Value; 4] {
     [
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-1"}}),
@@ -28,7 +28,7 @@ fn objects_of_others() -> [Value; 4] {
             "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"},
             "spec": {"podSelector": {"matchLabels": {"is": "not-there"}}},
         }),
-        // No scheduler has this name, so it stays where it is.
+        // No scheduler has this name, so the pod stays unscheduled.
         json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits-1-0"},
             "spec": {
@@ -47,12 +47,13 @@ pub(crate) fn objects_of_others_are_left_alone_and_told(context: &Context<'_>) -
     for object in &others {
         let [kind, name] =
             [&object["kind"], &object["metadata"]["name"]].map(|text| text.as_str().unwrap_or_default());
-        let told = format!("failed to create {kind} {name}: there is one that does not belong to this job");
-        namespace.wait_told("digits", &told)?;
+        let told =
+            format!("failed to create {kind} {name}: an object with this name does not belong to this job");
+        namespace.wait_message("digits", &told)?;
         namespace.kubectl(["delete", kind, name, "--grace-period=0", "--force"])?;
     }
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    // Also when one pod of the gang had started, and the other could not be created yet.
+    // Also while one pod of the gang had started and the other could not be created yet.
     check_attempts(&status, 1, 0)
 }
 
@@ -67,15 +68,15 @@ impl Namespace<'_> {
     }
 }
 
-/// Rights that are asked for in no request of their own: the admission plugin `OwnerReferencesPermissionEnforcement`, which is
-/// on, looks whether someone who creates an object that blocks its owner's deletion may set the owner's finalizers. Without
-/// that right every creation is denied (`tests/tests/api_server.rs`).
+/// Rights without a request: the admission plugin `OwnerReferencesPermissionEnforcement` requires
+/// the right to set the owner's finalizers from a client that creates an object with
+/// `blockOwnerDeletion`. Without it every creation is denied (`tests/tests/api_server/chart.rs`).
 fn without_request() -> [Right; 2] {
     ["vittrainingjobs/finalizers", "vitscalingstudies/finalizers"]
         .map(|resource| Right::new("vit-operator.dev", resource, "update"))
 }
 
-/// Compares what the chart grants with all that was asked for until now, by whom it was granted to.
+/// Compares the rights that the chart grants with all requests so far, for each account.
 pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_>) -> Result<()> {
     let coverage = if context.is_whole {
         Coverage::Whole
@@ -83,7 +84,7 @@ pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_
         Coverage::Part
     };
     let [operator, test, elsewhere] = accounts();
-    // Where the operator is the same, its rights need not all be used once more.
+    // The second installation of the operator need not use all rights again.
     for (account, values, coverage, without_request) in [
         (operator, &[][..], coverage, &without_request()[..]),
         (test, &[], coverage, &[]),
@@ -92,7 +93,7 @@ pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_
         let manifests = chart::template(&Binaries::build()?, OPERATOR, account.namespace, values)?;
         let rules = rules_of(&chart::manifests(&manifests)?, account)?;
         ensure!(!rules.is_empty(), "{} has no rules", account.user());
-        // The log may be a moment behind.
+        // The log may lag behind.
         until(|| {
             let mut requests = context.cluster.requests(account)?;
             requests.retain(|request| !context.are_rights_unsettled_at(request.time));
@@ -100,7 +101,7 @@ pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_
             let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
             ensure!(
                 found.is_empty(),
-                "{}, of {} requests:\n{}",
+                "{}, {} requests:\n{}",
                 account.user(),
                 requests.len(),
                 lines.join("\n")
@@ -110,7 +111,7 @@ pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_
     }
     if context.is_whole {
         let requests = context.cluster.requests(elsewhere)?;
-        ensure!(!requests.is_empty(), "nothing was asked for from {ELSEWHERE}");
+        ensure!(!requests.is_empty(), "there are no requests from {ELSEWHERE}");
     }
     Ok(())
 }

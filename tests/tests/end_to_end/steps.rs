@@ -1,4 +1,4 @@
-//! What stories do again and again: wait, and look at what a status and the log of a job's training tell.
+//! Common steps: waiting, and checks of a job's status and training log.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use vit_tests::training_log::{Steps, count};
 
 use crate::context::{DEADLINE, Namespace};
 
-/// Looks until there is no error, and gives up with the last one at the deadline.
+/// Retries until there is no error; at the deadline, returns the last one.
 pub(crate) fn until<T>(mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {
@@ -22,7 +22,7 @@ pub(crate) fn until<T>(mut look: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Copies the files in a folder to another one, which is created if need be; how many there are.
+/// Copies a folder's files to another, which is created if necessary. Returns their number.
 pub(crate) fn copy_files(from: &Path, to: &Path) -> Result<usize> {
     fs_err::create_dir_all(to)?;
     let mut count = 0;
@@ -34,15 +34,15 @@ pub(crate) fn copy_files(from: &Path, to: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// Asserts that a text has all these parts.
-pub(crate) fn check_told(text: &str, parts: &[&str]) -> Result<()> {
+/// Asserts that a text contains all these parts.
+pub(crate) fn check_contains(text: &str, parts: &[&str]) -> Result<()> {
     for part in parts {
         ensure!(text.contains(part), "{part:?} is not in: {text}");
     }
     Ok(())
 }
 
-/// Asserts how many attempts a job has had, and how many of them followed a failure.
+/// Asserts the number of a job's attempts, and of restarts after failures.
 pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restarts: i32) -> Result<()> {
     let counted = (status.attempt, status.restarts);
     ensure!(
@@ -54,13 +54,13 @@ pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restar
 
 /// The nodes of a gang.
 pub(crate) fn nodes_of(status: &ViTTrainingJobStatus) -> Result<Vec<String>> {
-    let placement = status.placement.as_ref().context("placement is told")?;
+    let placement = status.placement.as_ref().context("no placement")?;
     Ok(placement.nodes.clone())
 }
 
 /// The step of the last checkpoint.
 pub(crate) fn saved_step(status: &ViTTrainingJobStatus) -> Result<i64> {
-    let checkpoint = status.last_checkpoint.as_ref().context("a checkpoint is told")?;
+    let checkpoint = status.last_checkpoint.as_ref().context("no lastCheckpoint")?;
     Ok(checkpoint.step)
 }
 
@@ -72,30 +72,26 @@ impl Namespace<'_> {
         })
     }
 
-    /// Waits until a condition of the job, or why it is not reconciled, tells this.
-    pub(crate) fn wait_told(&self, job: &str, told: &str) -> Result<ViTTrainingJobStatus> {
-        self.wait(job, &format!("tells: {told}"), |status| {
+    /// Waits until the message of a condition of the job contains `text`.
+    pub(crate) fn wait_message(&self, job: &str, text: &str) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, &format!("reports: {text}"), |status| {
             let mut conditions = status.conditions.iter();
-            conditions.any(|condition| condition.message.contains(told))
+            conditions.any(|condition| condition.message.contains(text))
         })
     }
 
-    /// Waits until the job has trained and saved further than its log tells now. Asserts that no optimizer step is missing, and
-    /// none is done twice but those after the checkpoint that a later attempt continued from.
+    /// Waits until the job has a checkpoint after the last one in its log. Asserts that no step is
+    /// missing, and that only steps after the checkpoint of a later attempt are repeated.
     pub(crate) fn check_continues(&self, job: &str) -> Result<Steps> {
         let saved = self.steps(job)?.saved;
         self.wait_checkpoint_after(job, saved)?;
         self.steps(job)
     }
 
-    /// Asserts the same of a job that has ended, and that all its steps are done and saved.
+    /// Asserts the same for a finished job, and that all its steps are done and saved.
     pub(crate) fn check_steps(&self, job: &str) -> Result<Steps> {
         let steps = self.steps(job)?;
-        let total = self
-            .status(job)?
-            .progress
-            .context("progress is told")?
-            .total_steps;
+        let total = self.status(job)?.progress.context("no progress")?.total_steps;
         ensure!(
             steps.done == total && steps.saved == total,
             "{job} has {total} steps: {steps:?}"
@@ -103,18 +99,18 @@ impl Namespace<'_> {
         Ok(steps)
     }
 
-    /// What the log of a job's training tells so far; asserts that no step is missing or done twice without need.
+    /// The steps in a job's log so far. Asserts that no step is missing or repeated without need.
     pub(crate) fn steps(&self, job: &str) -> Result<Steps> {
         let steps_per_epoch = {
             let job = self.context.block_on(async { self.jobs().get(job).await })?;
             let progress = job.status.and_then(|status| status.progress);
-            let total = progress.context("progress is told")?.total_steps;
+            let total = progress.context("no progress")?.total_steps;
             total / i64::from(job.spec.training.epochs)
         };
         count(&self.log(job)?, steps_per_epoch).with_context(|| format!("the log of {job}"))
     }
 
-    /// Images of a step that each rank of a job takes, as its log tells last.
+    /// Each rank's images per step, from the last such line of the job's log.
     pub(crate) fn shares(&self, job: &str) -> Result<Vec<i64>> {
         let mut last = None;
         for line in self.log(job)?.lines() {
@@ -123,14 +119,14 @@ impl Namespace<'_> {
                 last = Some(serde_json::from_value(record["images"].clone())?);
             }
         }
-        last.context("no shares are told")
+        last.context("the log has no shares")
     }
 
-    /// The complete lines of the log of a job's training.
+    /// The complete lines of a job's training log.
     fn log(&self, job: &str) -> Result<String> {
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let mut log = fs_err::read_to_string(&path)?;
-        // A line that is being written has no end yet.
+        // The last line may be incomplete.
         log.truncate(log.rfind('\n').unwrap_or(0));
         Ok(log)
     }

@@ -1,4 +1,4 @@
-//! Scaling studies in a cluster: what is measured, what is kept, and what comes in between.
+//! Scaling studies in a cluster: measurements, stored results, and faults.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use vit_tests::plugin::{command, ended};
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_told, nodes_of, until};
+use crate::steps::{check_contains, nodes_of, until};
 
-/// From the suspension of a study over a failure and the death of a node to its report, and then to nothing: no fault may
-/// cost more than the run that it met. All of that is between the operator and the cluster, and nothing of it is simulated.
+/// Suspension, a failure, the death of a node, the report, and deletion of a study. A fault may
+/// cost only the run that it hits.
 pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("study")?;
     let study = namespace.study(
@@ -25,7 +25,7 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         }),
     )?;
     let plan = study::plan(&study.spec)?;
-    // Objects of others have the names that it needs.
+    // Foreign objects have the names that it needs.
     let mut taken = ViTTrainingJob::new(
         &format!("sizes-{}-1", plan.runs[1].key),
         study.spec.template.spec.clone(),
@@ -42,12 +42,12 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
             condition.is_some_and(|condition| condition.message.contains(what))
         })
     };
-    told("failed to create ConfigMap sizes-results: there is one that does not belong to this study")?;
+    told("failed to create ConfigMap sizes-results: an object with this name does not belong to this study")?;
     namespace.kubectl(["delete", "configmap", "sizes-results"])?;
     told("failed to create ViTTrainingJob sizes-")?;
     namespace.kubectl(["delete", "vtj", &taken.name_any()])?;
 
-    // Suspended in the middle of a run, which begins anew.
+    // Suspended during a run, which starts again.
     let first = namespace.wait_run("sizes", 2)?;
     namespace.patch_study("sizes", json!({"suspend": true}))?;
     namespace.wait_study("sizes", "is suspended", |status| {
@@ -55,20 +55,20 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     })?;
     ensure!(namespace.pods()?.is_empty(), "a suspended study has no pods");
     namespace.patch_study("sizes", json!({"suspend": false}))?;
-    ensure!(namespace.wait_run("sizes", 2)? == first, "the run is another");
+    ensure!(namespace.wait_run("sizes", 2)? == first, "another run started");
 
-    // A rank is killed: the run is tried again, and what is left of the first try can be looked at.
+    // A rank is killed: the run is retried, and the first job stays for inspection.
     namespace.signal_rank(&first, 1, Signal::KILL)?;
     let second = format!("{first}-2");
     namespace.wait_study("sizes", "tries again", |status| current(status) == second)?;
     ensure!(
         namespace.status(&first)?.phase == Some(Phase::Failed),
-        "the first try is kept"
+        "the first job is gone"
     );
 
-    // One of its nodes dies: what is left is measured elsewhere.
+    // One of its nodes dies: the remaining runs use other nodes.
     let training = namespace.wait_run("sizes", 2)?;
-    ensure!(training == second, "{training} trains in place of {second}");
+    ensure!(training == second, "{training} trains instead of {second}");
     let dead = nodes_of(&namespace.status(&second)?)?.remove(0);
     context.cluster.kill_node(&dead)?;
     let went_on = namespace.wait_study("sizes", "is over", |status| {
@@ -84,11 +84,11 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         );
     }
 
-    // What was measured is what the jobs have told, and the report shows it.
+    // The results are the jobs' measurements, and the report shows them.
     let results = namespace.kubectl(["get", "configmap", "sizes-results", "-o", "jsonpath={.data}"])?;
     let results: Value = serde_json::from_str(&results)?;
     let two = &results[format!("{}.1", plan.runs[1].key)];
-    let two: Value = serde_json::from_str(two.as_str().context("a record")?)?;
+    let two: Value = serde_json::from_str(two.as_str().context("no record")?)?;
     ensure!(
         two["tries"] == 3
             && two["measurement"]["worldSize"] == 2
@@ -98,7 +98,7 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         "{two}"
     );
     let shown = namespace.plugin(&["study", "status", "sizes"])?;
-    check_told(
+    check_contains(
         &shown,
         &[
             "study/sizes  Succeeded",
@@ -115,7 +115,7 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     );
     ensure!(fs_err::read_to_string(folder.join("report.html"))?.contains("<svg"));
 
-    // With the study goes all that it has made.
+    // Deleting the study deletes all its objects.
     let jobs = namespace.job_names()?;
     ensure!(jobs.is_empty(), "left: {jobs:?}");
     namespace.kubectl(["delete", "vits", "sizes"])?;
@@ -130,13 +130,13 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     })
 }
 
-/// Two studies that need the same node, of which one is edited while it runs; and one with a sweep that fits nowhere.
+/// Two studies that need the same node, one edited while running; one with an unplaceable sweep.
 pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("studies")?;
     let over = |status: &ViTScalingStudyStatus| status.phase.is_some_and(StudyPhase::is_terminal);
     let batches = |sizes: &[i32]| json!([{"name": "batch", "mode": "Batch", "microBatchSize": sizes}]);
     let measure = || json!({"epochs": 2, "warmupSteps": 1, "repetitions": 1, "pendingTimeoutSeconds": 10});
-    // One node has these GPUs, two of them: without the studies' care both would run at once.
+    // Only one node has these GPUs, two of them: unless studies take turns, both would run at once.
     let on_one_node = |sizes: &[i32]| {
         json!({
             "template": {"spec": {"placement": {"gpu": {"products": ["NVIDIA-H200"]}}}},
@@ -147,7 +147,7 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
     namespace.create_study(&namespace.study("first", on_one_node(&[16, 32]))?)?;
     namespace.wait_run("first", 1)?;
     namespace.create_study(&namespace.study("second", on_one_node(&[8, 24]))?)?;
-    // It goes on with what it needs now.
+    // It continues with the edited sweeps.
     namespace.patch_study("first", json!({"sweeps": batches(&[16, 64])}))?;
     let (mut at_once, mut waited) = (Ok(false), false);
     let status = namespace.wait_study("second", "is over", |status| {
@@ -159,13 +159,13 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
             at_once = both;
         }
         let running = status.condition("Running");
-        let told = "the study leaves their nodes to studies/first";
+        let told = "the study does not use the nodes of studies/first";
         waited |= running.is_some_and(|running| running.message.ends_with(told));
         over(status)
     })?;
     let both_at_once = at_once?;
-    ensure!(!both_at_once, "two studies measured on one node at the same time");
-    ensure!(waited, "the second one says whom it waits for");
+    ensure!(!both_at_once, "two studies ran on one node at the same time");
+    ensure!(waited, "the second study does not name the one it waits for");
     ensure!(status.phase == Some(StudyPhase::Succeeded), "{status:#?}");
     let first = namespace.wait_study("first", "is over", over)?;
     let sizes: Vec<(i32, i32)> = first
@@ -175,14 +175,14 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
         .collect();
     ensure!(sizes == [(16, 1), (64, 1)], "{sizes:?}");
 
-    // The larger run comes first: it fits no group, and the other one goes on without it.
+    // The larger run comes first but fits no group; the other one continues without it.
     let sweeps = json!([{"name": "strong", "mode": "Strong", "ranks": [1, 8]}]);
     let large = namespace.study("large", json!({"measure": measure(), "sweeps": sweeps}))?;
     namespace.create_study(&large)?;
     let status = namespace.wait_study("large", "is over", over)?;
     ensure!(status.phase == Some(StudyPhase::Failed), "{status:#?}");
-    let failed = status.condition("Failed").context("it says why")?;
-    check_told(
+    let failed = status.condition("Failed").context("no condition Failed")?;
+    check_contains(
         &failed.message,
         &[
             "1 of 2 runs failed: strong-r8-b",
@@ -195,16 +195,16 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
         "{status:#?}"
     );
 
-    // What a cluster cannot run is told at once.
+    // A study that a cluster cannot run fails at once.
     let sweeps = json!([{"name": "a", "mode": "Variants", "variants": [{"name": "b"}, {"name": "c", "speeds": [0.5]}]}]);
     let slow = json!({
         "template": {"spec": {"workers": {"device": "cpu"}}}, "measure": measure(), "sweeps": sweeps,
     });
     namespace.create_study(&namespace.study("slow", slow)?)?;
     let status = namespace.wait_study("slow", "is refused", over)?;
-    let failed = status.condition("Failed").context("it says why")?;
+    let failed = status.condition("Failed").context("no condition Failed")?;
     ensure!(failed.reason == "InvalidSpec", "{failed:?}");
-    check_told(&failed.message, &["speeds slow the ranks of one machine"])
+    check_contains(&failed.message, &["speeds slow the ranks of one machine"])
 }
 
 fn current(status: &ViTScalingStudyStatus) -> &str {
@@ -212,7 +212,7 @@ fn current(status: &ViTScalingStudyStatus) -> &str {
 }
 
 impl Namespace<'_> {
-    /// A study of the digits that is small, with these fields of its spec merged in.
+    /// A small study of the digits, with `spec` merged into its spec.
     pub(crate) fn study(&self, name: &str, spec: Value) -> Result<ViTScalingStudy> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         let smaller = json!({
@@ -257,15 +257,15 @@ impl Namespace<'_> {
             let status = study.status.unwrap_or_default();
             ensure!(
                 wanted(&status),
-                "study {name} was to be one of which {what:?}, and is {status:#?}"
+                "waiting until study {name} {what}; its status is {status:#?}"
             );
             Ok(status)
         })
     }
 
-    /// Waits until a run of so many nodes trains; the name of its job.
+    /// Waits until a run with this many nodes trains, and returns the name of its job.
     fn wait_run(&self, study: &str, nodes: usize) -> Result<String> {
-        let status = self.wait_study(study, "a run trains", |status| {
+        let status = self.wait_study(study, "trains a run", |status| {
             status.phase == Some(StudyPhase::Running)
         })?;
         let job = current(&status).to_owned();
@@ -282,7 +282,7 @@ impl Namespace<'_> {
         Ok(listed.items.iter().map(ViTTrainingJob::name_any).collect())
     }
 
-    /// Jobs whose pods hold a node.
+    /// Jobs with unfinished pods.
     fn jobs_on_nodes(&self) -> Result<Vec<String>> {
         let holds = |pod: &&k8s_openapi::api::core::v1::Pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -292,7 +292,7 @@ impl Namespace<'_> {
         Ok(self.pods()?.iter().filter(holds).filter_map(job).collect())
     }
 
-    /// Runs `kubectl vit` in this namespace; its standard output.
+    /// Runs `kubectl vit` in this namespace and returns its standard output.
     fn plugin(&self, arguments: &[&str]) -> Result<String> {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["-n", &self.name]).collect();
         let outcome = ended(&mut command(&self.context.cluster, &arguments)?)?;

@@ -5,7 +5,7 @@ use crds::Phase;
 use serde_json::json;
 
 use crate::context::Context;
-use crate::steps::{check_attempts, check_told, until};
+use crate::steps::{check_attempts, check_contains, until};
 
 pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("training")?;
@@ -16,8 +16,8 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 1, 0)?;
 
-    let placement = status.placement.as_ref().context("placement is told")?;
-    let group = placement.group.as_ref().context("the group is told")?;
+    let placement = status.placement.as_ref().context("no placement")?;
+    let group = placement.group.as_ref().context("no placement.group")?;
     ensure!(group.product == "Tesla-T4", "placed on {group:?}");
     ensure!(placement.nodes.len() == 2, "nodes: {:?}", placement.nodes);
     let refused = placement
@@ -31,18 +31,22 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     );
 
     for (condition, value) in [("Complete", "True"), ("Running", "False"), ("Placed", "False")] {
-        let is_told = status
+        let is_as_expected = status
             .condition(condition)
-            .is_some_and(|told| told.status == value);
-        ensure!(is_told, "{condition} is not {value}: {:?}", status.conditions);
+            .is_some_and(|found| found.status == value);
+        ensure!(
+            is_as_expected,
+            "{condition} is not {value}: {:?}",
+            status.conditions
+        );
     }
     ensure!(
         status.completion_time.is_some() && status.start_time.is_some(),
-        "times are told"
+        "startTime or completionTime is missing"
     );
-    let progress = status.progress.context("progress is told")?;
-    let accuracy = progress.validation_accuracy.context("accuracy is told")?;
-    let share = progress.sync_share.context("the share is told")?;
+    let progress = status.progress.context("no progress")?;
+    let accuracy = progress.validation_accuracy.context("no accuracy")?;
+    let share = progress.sync_share.context("no syncShare")?;
     ensure!(
         progress.step == progress.total_steps && progress.percent == 100 && progress.epoch == 8,
         "{progress:?}"
@@ -50,17 +54,20 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     ensure!(accuracy > 0.8 && (0.0..1.0).contains(&share), "{progress:?}");
     namespace.check_steps("digits")?;
 
-    // What is no longer needed is gone, what ended well stays for its logs.
+    // The Service is deleted; pods stay for their logs.
     namespace.wait_gone("service")?;
-    ensure!(namespace.pods()?.len() == 2, "pods stay for their logs");
+    ensure!(
+        namespace.pods()?.len() == 2,
+        "the pods do not stay for their logs"
+    );
     let logs = namespace.kubectl(["logs", "-l", "vit-operator.dev/node-rank=0", "--tail=20"])?;
     ensure!(
         logs.contains("epoch 8/8") && logs.contains("validation 0."),
-        "rank 0 tells how it ended: {logs}"
+        "rank 0 does not log its result: {logs}"
     );
 
     let table = namespace.kubectl(["get", "vtj"])?;
-    check_told(
+    check_contains(
         &table,
         &[
             "PHASE",
@@ -79,10 +86,10 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
 
 pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("metrics")?;
-    // Until its metrics are asked for: Prometheus finds new pods within ten seconds.
+    // Trains until its metrics are queried: Prometheus finds new pods within ten seconds.
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_checkpoint("digits")?;
-    // What has just begun is in no scrape yet.
+    // New series are not scraped yet.
     let query = |expression: &str| -> Result<f64> {
         until(|| {
             let samples = context.cluster.query(expression)?;
@@ -113,7 +120,7 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context<'_>) ->
     let leading = query("max(vit_operator_leader)")?;
     ensure!(
         (leading - 1.0).abs() < f64::EPSILON,
-        "one operator leads: {leading}"
+        "not exactly one operator leads: {leading}"
     );
     Ok(())
 }
@@ -128,7 +135,7 @@ pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context<'_>) -
     let progress = namespace
         .wait_phase("synthetic", Phase::Succeeded)?
         .progress
-        .context("progress is told")?;
+        .context("no progress")?;
     ensure!(progress.step == 16, "512 images in steps of 32: {progress:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A release of an earlier commit is upgraded while a job trains, and rolled back while another one does.
+//! Upgrades a release of an earlier commit during one job, and rolls back during another.
 
 use std::path::PathBuf;
 
@@ -13,12 +13,12 @@ use crate::install::wait_field;
 use crate::steps::check_attempts;
 
 const IMAGE: &str = "localhost/vit-operator:earlier";
-/// A field of `spec` that the resource did not have then.
+/// A field of `spec` that the earlier CRD lacks.
 const NEWER_FIELD: &str = "workers.podLabels";
-/// Long enough for a release to come while a job trains.
+/// Long enough to replace a release while a job trains.
 const EPOCHS: u32 = 120;
 
-/// The folder with the earlier operator, where the environment asks for this test: `VIT_EARLIER_OPERATOR`.
+/// The folder with the earlier operator, if `VIT_EARLIER_OPERATOR` requests this test.
 pub(crate) fn wanted() -> Option<PathBuf> {
     std::env::var_os("VIT_EARLIER_OPERATOR").map(PathBuf::from)
 }
@@ -42,7 +42,7 @@ pub(crate) fn release_is_upgraded_and_rolled_back(context: &Context<'_>) -> Resu
     wait_field(context, NEWER_FIELD, false)
 }
 
-/// Replaces the release while a job trains, which then does all its steps in its first attempt.
+/// Replaces the release while a job trains, which must finish in its first attempt.
 fn job_trains_on(context: &Context<'_>, name: &str, replace: impl FnOnce() -> Result<String>) -> Result<()> {
     let namespace = context.namespace(name)?;
     namespace.create("digits", json!({"training": {"epochs": EPOCHS}}))?;

@@ -1,4 +1,4 @@
-// CUDA's devices, streams, events and memory, as libtorch asks for them.
+// CUDA devices, streams, events and memory for libtorch.
 #include <cstring>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -43,22 +43,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::DeviceIndex deviceCount() const noexcept override { return settings().devices; }
 
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Mark*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<StreamEvent*>(event); }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) {
-      *event = new Mark;
+      *event = new StreamEvent;
     }
-    *static_cast<Mark*>(*event) = mark(name_of(stream));
+    *static_cast<StreamEvent*>(*event) = record_event(name_of(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      follow(name_of(stream), *static_cast<Mark*>(event));
+      follow(name_of(stream), *static_cast<StreamEvent*>(event));
     }
   }
   bool queryEvent(void* event) const override {
-    const bool has_passed = event == nullptr || static_cast<Mark*>(event)->has_passed();
+    const bool has_passed = event == nullptr || static_cast<StreamEvent*>(event)->has_passed();
     if (event != nullptr && has_passed) {
-      host_waits(*static_cast<Mark*>(event));
+      host_waits(*static_cast<StreamEvent*>(event));
     }
     return has_passed;
   }
@@ -66,12 +66,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     require_device("cudaStreamSynchronize", /*is_operator=*/false);
     require_may_wait();
-    host_waits(mark(name_of(stream)));
+    host_waits(record_event(name_of(stream)));
   }
   void synchronizeEvent(void* event) const override {
     require_device("cudaEventSynchronize", /*is_operator=*/false);
     if (event != nullptr) {
-      host_waits(*static_cast<Mark*>(event));
+      host_waits(*static_cast<StreamEvent*>(event));
     }
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
@@ -83,7 +83,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     device_allocator().recordStream(data, stream);
   }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
-    const auto &start = *static_cast<Mark*>(from), &end = *static_cast<Mark*>(to);
+    const auto &start = *static_cast<StreamEvent*>(from), &end = *static_cast<StreamEvent*>(to);
     TORCH_CHECK(start.has_passed() && end.has_passed(), "CUDA error: device not ready");
     return std::chrono::duration<double, std::milli>(end.passed() - start.passed()).count();
   }

@@ -1,5 +1,5 @@
-// What stands in for the driver, and is preloaded into every process: the file that shows that there is a GPU, libtorch's choice
-// of an accelerator, which is made when libtorch is compiled, and a process's last words. It needs no other library.
+// Stands in for the driver and is preloaded into every process: the file that shows a GPU,
+// libtorch's compile-time choice of an accelerator, and a hook at exit. It needs no other library.
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,15 +9,15 @@
 #include <cstring>
 #include <optional>
 
-// Of libtorch's c10/core/Device.h and DeviceType.h.
+// From libtorch's c10/core/Device.h and DeviceType.h.
 namespace c10 {
 enum class DeviceType : int8_t { CPU = 0, CUDA = 1 };
 }
 
-// Set by the simulated device, once it is loaded.
+// Set by the simulated device when loaded.
 extern "C" {
 bool vit_simulated_device_is_loaded = false;
-// What is to be done before the process exits; may change the exit code.
+// Called before the process exits; may change the exit code.
 int (*vit_simulated_last_words)(int code) = nullptr;
 }
 
@@ -31,7 +31,7 @@ extern "C" int statx(int folder, const char* path, int flags, unsigned mask, str
   using Function = int (*)(int, const char*, int, unsigned, struct statx*);
   static const auto next = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "statx"));
   const char* gpus = std::getenv("VIT_SIMULATED_GPUS");
-  // Declared never to be null; Rust's standard library passes null to find out whether the kernel has this call.
+  // Declared non-null, but Rust's standard library passes null to probe for this call.
   const char* volatile asked = path;
   const bool is_driver = asked != nullptr && std::strcmp(path, "/dev/nvidiactl") == 0 && gpus != nullptr && std::atoi(gpus) > 0;
   return next(folder, is_driver ? "/dev/null" : path, flags, mask, buffer);

@@ -15,13 +15,13 @@
 namespace sim {
 namespace {
 
-// As NCCL reports a peer that it cannot reach any more.
+// NCCL's error for a peer that it can no longer reach.
 [[noreturn]] void fail(const char* what) {
   TORCH_CHECK_WITH(DistBackendError, false, "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely (",
                    what, ": ", std::strerror(errno), ")");
 }
 
-// An address of an interface of this machine, or of a peer's.
+// The address of an interface of this machine or of a peer.
 struct Address {
   sockaddr_storage storage{};
   socklen_t size = 0;
@@ -30,7 +30,7 @@ struct Address {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICHOST;
-    TORCH_CHECK(getaddrinfo(host.c_str(), port.c_str(), &hints, &found) == 0, host, " is no address");
+    TORCH_CHECK(getaddrinfo(host.c_str(), port.c_str(), &hints, &found) == 0, host, " is not an address");
     size = found->ai_addrlen;
     std::memcpy(&storage, found->ai_addr, size);
     freeaddrinfo(found);
@@ -59,7 +59,7 @@ Links::Links(c10d::Store& store, int rank, int size, const std::string& address,
   char port[16];
   getnameinfo(own.get(), own.size, nullptr, 0, port, sizeof(port), NI_NUMERICSERV);
   store.set(key(rank), address + " " + port);
-  // To those before it a rank connects; those behind it come.
+  // A rank connects to lower ranks and accepts higher ones.
   for (int peer = 0; peer < rank; ++peer) {
     const auto text = store.get_to_str(key(peer));
     const auto space = text.find(' ');

@@ -31,14 +31,14 @@ struct Block {
   StreamName home;
   size_t bytes;
   void* memory;
-  // Of all that had this memory so far, as far as later work could be unordered with it.
+  // Accesses by all owners so far that later work could be unordered with.
   std::vector<Access> accesses;
-  // Streams other than its own that have used it, as libtorch was told (`record_stream`).
+  // Other streams that have used it, as reported to libtorch (`record_stream`).
   std::vector<StreamName> users;
-  // What must end before it is free, and whether other streams' accesses are known to have ended with that.
+  // Work that must end before it is free, and whether that ends all other streams' accesses.
   Tasks used_by;
   bool forgets = false;
-  // Work, by stream and number, that has ended before the memory can be freed.
+  // Work, by stream and number, that has ended before the memory is freed.
   std::vector<std::pair<size_t, uint64_t>> ended;
 };
 
@@ -46,7 +46,7 @@ struct Device {
   bool is_used = false;
   int64_t held = 0;
   int64_t peak = 0;
-  // That no tensor has.
+  // Memory outside tensors.
   int64_t other = 0;
 };
 
@@ -55,7 +55,7 @@ std::array<Device, kMostDevices> devices;
 std::map<uintptr_t, Block*> blocks;
 using Bin = std::tuple<c10::DeviceIndex, c10::StreamId, size_t>;
 std::map<Bin, std::vector<Block*>> free_blocks;
-// Freed, but still used by queued work.
+// Freed blocks still used by queued work.
 std::vector<Block*> used_blocks;
 
 void count(Device& device, int64_t bytes) {
@@ -68,13 +68,13 @@ void require_room(c10::DeviceIndex index, int64_t bytes) {
   const auto limit = settings().device_bytes;
   const auto held = devices.at(index).held + devices.at(index).other;
   if (limit > 0 && held + bytes > limit) {
-    // As CUDACachingAllocator says it.
+    // CUDACachingAllocator's message.
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes / 1048576.0, " MiB. GPU ", int(index),
                      " has a total capacity of ", limit / 1048576.0, " MiB of which ", (limit - held) / 1048576.0, " MiB is free.");
   }
 }
 
-// With the lock held: what other streams did with these blocks has ended.
+// With the lock held: frees blocks that other streams no longer use.
 void reclaim_used() {
   const auto is_over = [](const Block* block) {
     return std::all_of(block->used_by.begin(), block->used_by.end(), [](const auto& task) { return task->has_ended(); });
@@ -93,7 +93,7 @@ void reclaim_used() {
   used_blocks.erase(std::remove_if(used_blocks.begin(), used_blocks.end(), is_free), used_blocks.end());
 }
 
-// With the lock held; null where it is no memory of a device.
+// With the lock held; null for memory outside a device.
 Block* block_of(const void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   auto next = blocks.upper_bound(address);
@@ -111,7 +111,7 @@ Block* locked_block_of(const void* memory) {
 
 void free_block(void* memory) {
   auto* block = locked_block_of(memory);
-  // As on a device, what the own stream holds comes before whatever gets the memory next.
+  // As on a device, work on the own stream precedes the next owner's.
   auto used_by = pending(block->home);
   for (const auto& user : block->users) {
     const auto tasks = pending(user);
@@ -162,7 +162,7 @@ Block* take_block(c10::DeviceIndex device, size_t bytes) {
 
 class Allocator final : public c10::DeviceAllocator {
  public:
-  // On the current device of the thread, as CUDACachingAllocator::allocate does, whatever tensor the memory is for.
+  // On the thread's current device, like CUDACachingAllocator::allocate, whatever the tensor.
   c10::DataPtr allocate(size_t bytes) override {
     const auto device = current_device();
     if (bytes == 0) {
@@ -197,11 +197,11 @@ class Allocator final : public c10::DeviceAllocator {
   }
 };
 
-// The device whose memory this thread's operator makes tensors of; negative outside one.
+// The device for tensors of this thread's running operator; otherwise negative.
 thread_local c10::DeviceIndex served = -1;
 c10::Allocator* of_cpu = nullptr;
 
-// Memory of the CPU's allocator: the host's, or a device's.
+// Memory of the CPU's allocator: host or device memory.
 void free_either(void* memory) {
   locked_block_of(memory) != nullptr ? free_block(memory) : of_cpu->raw_deleter()(memory);
 }
@@ -254,7 +254,7 @@ class PinnedAllocator final : public c10::Allocator {
     if (bytes == 0) {
       return {nullptr, c10::Device(c10::kCPU)};
     }
-    // As CachingHostAllocator does, which never returns any of it to the system.
+    // Like CachingHostAllocator, which never returns memory to the system.
     size_t rounded = kRounding;
     while (rounded < bytes) {
       rounded *= 2;
@@ -315,7 +315,7 @@ void install_allocators() {
   c10::SetAllocator(c10::kCUDA, &device_allocator(), 1);
 }
 
-void access(StreamName stream, const Moment& moment, const void* memory, size_t bytes, bool writes, const std::string& who) {
+void access(StreamName stream, const WorkItem& item, const void* memory, size_t bytes, bool writes, const std::string& who) {
   if (bytes == 0) {
     return;
   }
@@ -327,23 +327,23 @@ void access(StreamName stream, const Moment& moment, const void* memory, size_t 
   const auto begin = reinterpret_cast<uintptr_t>(memory), end = begin + bytes;
   for (const auto& other : block->accesses) {
     const bool meets = other.begin < end && begin < other.end && (writes || other.writes);
-    TORCH_CHECK(!meets || moment.comes_after(other.stream, other.number), who, " on ", text_of(stream), writes ? " writes" : " reads",
+    TORCH_CHECK(!meets || item.comes_after(other.stream, other.number), who, " on ", text_of(stream), writes ? " writes" : " reads",
                 " memory that ", other.who, " on ", text_of(other.name), other.writes ? " writes" : " reads",
                 ", and nothing orders them: on a real device they may run at the same time");
   }
-  // What this one comes after needs no further comparison where this one stands in its place.
+  // Accesses ordered before this one, which replaces them, need no more comparisons.
   const auto is_covered = [&](const Access& other) {
-    return begin <= other.begin && other.end <= end && (writes || (!other.writes && other.stream == moment.stream));
+    return begin <= other.begin && other.end <= end && (writes || (!other.writes && other.stream == item.stream));
   };
   auto& accesses = block->accesses;
   accesses.erase(std::remove_if(accesses.begin(), accesses.end(), is_covered), accesses.end());
-  accesses.push_back({moment.stream, moment.number, begin, end, writes, who, stream});
+  accesses.push_back({item.stream, item.number, begin, end, writes, who, stream});
 }
 
-void release_after(const Moment& moment, const void* memory) {
+void release_after(const WorkItem& item, const void* memory) {
   const std::lock_guard lock(mutex);
   if (auto* block = block_of(memory)) {
-    block->ended.emplace_back(moment.stream, moment.number);
+    block->ended.emplace_back(item.stream, item.number);
   }
 }
 

@@ -1,7 +1,7 @@
-// What ProcessGroupNCCL does, over connections of its own. A collective queues on the group's own stream behind the stream that
-// launches it, and the call returns. On the group's thread the ranks first compare what each of them does; until it ends, what
-// it writes is poisoned. A peer's end is an error that NCCL's watchdog sees: by TORCH_NCCL_ASYNC_ERROR_HANDLING it ends the
-// process, or the collective hangs until the group is aborted.
+// ProcessGroupNCCL over TCP. A collective queues on the group's stream behind the launching stream,
+// and the call returns. On the group's thread the ranks first compare their calls; its output is
+// poisoned until it ends. A lost peer is an error for NCCL's watchdog: by
+// TORCH_NCCL_ASYNC_ERROR_HANDLING it ends the process, or the collective hangs until it is aborted.
 #include "nccl.hpp"
 
 #include <cstdio>
@@ -28,13 +28,13 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr int kMostRanks = 32;
 
-// What each rank says of a collective before it begins. Those of all ranks have the same text.
+// Description of a collective that each rank sends first. All ranks must have the same text.
 struct Header {
   char text[192];
   int64_t bytes;
-  // Of an all-to-all, what goes to each rank.
+  // Bytes to each rank in an all-to-all.
   int64_t sent[kMostRanks];
-  // Of a small collective, all that it is about.
+  // The values of a small collective.
   uint8_t values[2048];
 };
 
@@ -45,19 +45,19 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 // One collective, or message, of this rank.
 struct Operation {
   std::string what;
-  // Views of the host over what it reads and what it writes, which may be the same. Of an all-gather in place, whose input is
-  // this rank's part of the output, that part is read only.
+  // Host views of what it reads and writes, which may be the same. In an in-place all-gather, this
+  // rank's part of the output is its input and only read.
   at::Tensor input;
   Tensors outputs;
   std::vector<int64_t> sent, received;
-  // What to do with the inputs of all ranks, which lie one after the other in `gathered`, each in as many bytes.
+  // Applied to the inputs of all ranks, one after the other in `gathered` with equal sizes.
   std::function<void(Operation&, const at::Tensor& gathered, int64_t stride)> apply;
-  // Of a message: the other rank, and whether it is received from there.
+  // For a message: the peer, and whether it is received from there.
   int peer = -1;
   bool receives = false;
-  // What keeps the device's memory, and where in the stream it is used.
+  // Keeps the device memory alive, with its place in the stream.
   Tensors tensors;
-  Moment moment{};
+  WorkItem item{};
   Tasks before;
   std::shared_ptr<Task> task = std::make_shared<Task>();
   uint64_t number = 0;
@@ -76,11 +76,11 @@ size_t communicator_count = 0;
 
 bool handles_errors_itself() {
   const char* text = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
-  // As ProcessGroupNCCL's default: SkipCleanUp.
+  // ProcessGroupNCCL's default: SkipCleanUp.
   return text == nullptr || std::atoi(text) != 0;
 }
 
-// The ranks' side of a communicator, which outlives the group where its thread is stuck.
+// A communicator, which outlives the group if its thread is stuck.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Links> links, GroupOptions options) : links_(std::move(links)), options_(std::move(options)) {
@@ -94,7 +94,7 @@ class Communicator {
   void queue(std::shared_ptr<Operation> operation) {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK_WITH(DistBackendError, !is_aborted_, "NCCL communicator was aborted on rank ", options_.rank, ".");
-    // Messages are compared by the two ranks that exchange them.
+    // Messages are compared only by their two ranks.
     operation->number = operation->peer < 0 ? ++collectives_ : ++messages_;
     {
       const std::lock_guard records_lock(records_mutex);
@@ -110,7 +110,7 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // What is queued ends, with results that are undefined, and nothing begins any more.
+  // Ends queued work with undefined results and refuses new work.
   void abort() {
     const std::lock_guard lock(mutex_);
     is_aborted_ = true;
@@ -124,7 +124,7 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // Nothing comes any more.
+  // No more work follows.
   void close() {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
@@ -151,9 +151,9 @@ class Communicator {
         fail(*operation, error.what());
         return;
       }
-      // Nothing of it is kept once it has ended, as ProcessGroupNCCL's watchdog drops the tensors then.
+      // Nothing is kept after the end, as ProcessGroupNCCL's watchdog drops the tensors then.
       for (const auto& tensor : operation->tensors) {
-        release_after(operation->moment, tensor.const_data_ptr());
+        release_after(operation->item, tensor.const_data_ptr());
       }
       const auto task = operation->task;
       lock.lock();
@@ -221,7 +221,7 @@ class Communicator {
     return headers;
   }
 
-  // Where in each rank's input this rank's part begins, and its size.
+  // Start and size of this rank's part in each rank's input.
   std::vector<int64_t> received_by(const std::vector<Header>& headers) const {
     std::vector<int64_t> places;
     for (const auto& header : headers) {
@@ -261,7 +261,7 @@ class Communicator {
     return is_aborted_;
   }
 
-  // A peer is gone, or late by more than the time limit.
+  // A peer is lost, or later than the timeout.
   void fail(const Operation& operation, const char* error) {
     if (is_aborted()) {
       return;
@@ -289,16 +289,16 @@ class Communicator {
   bool is_closed_ = false;
 };
 
-class Launched final : public c10d::Work {
+class LaunchedWork final : public c10d::Work {
  public:
-  Launched(c10::intrusive_ptr<Future> future, Mark end, StreamName stream)
+  LaunchedWork(c10::intrusive_ptr<Future> future, StreamEvent end, StreamName stream)
       : future_(std::move(future)), end_(std::move(end)), device_(stream.device) {}
 
   c10::intrusive_ptr<Future> getFuture() override { return future_; }
   bool isCompleted() override { return end_.has_passed(); }
   bool isSuccess() const override { return true; }
   void synchronize() override { follow(current_stream(device_), end_); }
-  // The stream waits, not the host.
+  // Only the stream waits, not the host.
   bool wait(std::chrono::milliseconds) override {
     synchronize();
     return true;
@@ -306,7 +306,7 @@ class Launched final : public c10d::Work {
 
  private:
   c10::intrusive_ptr<Future> future_;
-  Mark end_;
+  StreamEvent end_;
   c10::DeviceIndex device_;
 };
 
@@ -320,12 +320,12 @@ const char* name_of(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-// The elements of what rank `rank` gave.
+// The input of rank `rank`.
 at::Tensor part_of(const at::Tensor& gathered, int64_t stride, int64_t rank, const at::Tensor& like) {
   return gathered.narrow(0, rank * stride, stride).view(like.scalar_type());
 }
 
-// As NCCL does it: an average multiplies each rank's values before it adds them up (ncclAvg, src/enqueue.cc).
+// Like NCCL, an average scales each rank's values before summing (ncclAvg, src/enqueue.cc).
 at::Tensor reduced(const at::Tensor& gathered, int64_t stride, int64_t ranks, const at::Tensor& like, c10d::ReduceOp::RedOpType op) {
   at::Tensor sum;
   for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -378,7 +378,7 @@ class Group final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
     TORCH_CHECK(output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
                 "output tensor size must be equal to world_size times input tensor size, and of its type");
-    // As NCCL has it: in place where the input is the part of the output that it would be copied to.
+    // Like NCCL, in place if the input is its own part of the output.
     const auto parts = output.view({-1}).chunk(getSize());
     const bool is_in_place = parts.at(getRank()).const_data_ptr() == input.const_data_ptr();
     std::vector<int64_t> ranks;
@@ -414,7 +414,7 @@ class Group final : public c10d::Backend {
       if (splits.empty()) {
         splits.assign(ranks, tensor.size(0) / ranks);
       }
-      // In bytes.
+      // Sizes in bytes.
       const auto row = tensor.size(0) == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / tensor.size(0);
       for (auto& split : splits) {
         split *= row;
@@ -474,13 +474,13 @@ class Group final : public c10d::Backend {
     require_device(operation->what.c_str(), /*is_operator=*/true);
     const auto device = communicator_->options().device;
     const auto what = operation->what;
-    // Behind what the launching stream holds by now.
-    follow(stream_, mark(current_stream(device)));
+    // Behind the work of the launching stream.
+    follow(stream_, record_event(current_stream(device)));
     operation->before = pending(stream_);
-    const auto moment = operation->moment = sim::launch(stream_);
+    const auto item = operation->item = sim::launch(stream_);
     const auto use = [&](const at::Tensor& tensor, bool writes) {
       require_sound(tensor);
-      access(stream_, moment, tensor, writes, what);
+      access(stream_, item, tensor, writes, what);
       operation->tensors.push_back(tensor);
       return host_view(tensor);
     };
@@ -499,7 +499,7 @@ class Group final : public c10d::Backend {
       const c10::StreamGuard on(c10::Stream(c10::Stream::UNSAFE, {c10::kCUDA, device}, stream_.id));
       future->markCompleted(c10::IValue(outputs));
     }
-    return c10::make_intrusive<Launched>(std::move(future), mark(stream_), stream_);
+    return c10::make_intrusive<LaunchedWork>(std::move(future), record_event(stream_), stream_);
   }
 
   std::shared_ptr<Communicator> communicator_;
@@ -510,7 +510,7 @@ class Group final : public c10d::Backend {
 
 namespace {
 
-// A GPU of a host, as NCCL compares them (src/init.cc): what it takes for the host may be set.
+// The GPU's identity for NCCL (src/init.cc), which allows to set the host's.
 std::string gpu_of(c10::DeviceIndex device) {
   const char* host = std::getenv("NCCL_HOSTID");
   return std::string(host != nullptr ? host : settings().address) + " GPU " + visible_name(device);

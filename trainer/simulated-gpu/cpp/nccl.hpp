@@ -1,5 +1,5 @@
 #pragma once
-// A group of ranks with NCCL's rules over simulated devices.
+// A group of ranks with NCCL's rules on simulated devices.
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -15,16 +15,16 @@ struct GroupOptions {
   std::chrono::milliseconds timeout;
 };
 
-// Connects the ranks, as ProcessGroupNCCL does with `eagerConnectSingleDevice`.
+// Connects the ranks, like ProcessGroupNCCL with `eagerConnectSingleDevice`.
 c10::intrusive_ptr<c10d::Backend> nccl_group(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
 
-// The collectives of this process so far, in the form of NCCL's flight recorder.
+// The collectives of this process so far, in the format of NCCL's flight recorder.
 std::string flight_record();
 
-// How many communicators this process has made.
+// Number of communicators that this process has created.
 size_t communicators();
 
-// Returns a line for each collective that some rank of its group has not taken part in, once those that can end have.
+// Waits for collectives and returns a line for each that another rank has not joined.
 std::string left_over();
 
 }  // namespace sim

@@ -1,7 +1,7 @@
-// Operators on a simulated device: each runs the CPU's kernel on the same memory, once what a real device would refuse has been
-// refused. They are registered where libtorch_cuda registers its own, so nothing in the program under test knows of it.
+// Operators on a simulated device run the CPU kernel on the same memory after CUDA's checks. They
+// are registered like those of libtorch_cuda, so the program under test is unchanged.
 //
-// An operator needs no line here, unless the host waits in it (`waits_for_device`) or CUDA's takes what others refuse (`may_mix`).
+// Entries are only for operators that wait (`waits_for_device`) or mix devices (`may_mix`).
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -21,17 +21,17 @@
 namespace sim {
 namespace {
 
-// Operators whose indices may be on the host.
+// Operators that accept indices on the host.
 bool may_mix(const std::string& name) { return name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index", 0) == 0; }
 
-// Operators whose result the host needs before it can go on.
+// Operators for whose result the host waits.
 bool waits_for_device(const std::string& name) {
   static const std::set<std::string> names{"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select",
                                            "aten::_unique2", "aten::repeat_interleave.Tensor", "aten::bincount"};
   return names.count(name) > 0;
 }
 
-// Operators that only describe memory in another way, or change which memory a tensor has.
+// Operators that only create views, or change a tensor's memory.
 bool leaves_memory_alone(const c10::FunctionSchema& schema) {
   static const std::set<std::string> names{"aten::resize_", "aten::set_", "aten::record_stream"};
   if (names.count(schema.name()) > 0) {
@@ -58,7 +58,7 @@ c10::DataPtr data_that_keeps(void* memory, Kept kept, c10::Device device) {
   return {memory, new Kept(std::move(kept)), [](void* context) { delete static_cast<Kept*>(context); }, device};
 }
 
-// The host's view of the device's tensors of one call, and the way back.
+// Host views of the device tensors of one call, and back.
 class Call {
  public:
   explicit Call(std::string name) : name_(std::move(name)) {}
@@ -93,7 +93,7 @@ class Call {
     return alias;
   }
 
-  // What a kernel made larger or smaller is so on the device, too.
+  // Applies resizing by a kernel to the device tensors.
   void settle() {
     for (auto& [alias, tensor] : tensors_) {
       if (alias.storage().data() != tensor.storage().data()) {
@@ -107,7 +107,7 @@ class Call {
     }
   }
 
-  // A result; whether it is new memory.
+  // A result, and whether it is in new memory.
   std::pair<at::Tensor, bool> out(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_cpu() || index_ < 0) {
       return {tensor, false};
@@ -126,7 +126,7 @@ class Call {
     return {tensor_over(storage, tensor, c10::DispatchKey::CUDA), true};
   }
 
-  // The device that it runs on; negative where no tensor of one takes part.
+  // The device that it runs on; negative without device tensors.
   c10::DeviceIndex device() const { return index_; }
   bool mixes() const { return has_host_tensor_ && index_ >= 0; }
 
@@ -142,7 +142,7 @@ class Call {
   std::unordered_map<c10::StorageImpl*, std::pair<c10::Storage, c10::Storage>> storages_;
 };
 
-// Whether an operator only changes tensors that it is given, and leaves their size as it is.
+// Whether an operator only changes given tensors, without resizing.
 bool works_in_place(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   return schema.name().back() == '_' && schema.name() != "aten::resize_" &&
@@ -151,7 +151,7 @@ bool works_in_place(const c10::FunctionSchema& schema) {
          });
 }
 
-// What an operator does with each of its tensors.
+// An operator's use of a tensor.
 struct Use {
   at::Tensor tensor;
   bool writes;
@@ -198,19 +198,19 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto device = call.device() < 0 ? current_device() : call.device();
   const auto stream = current_stream(device);
   const bool uses_memory = !leaves_memory_alone(schema);
-  Moment moment{};
+  WorkItem item{};
   if (uses_memory) {
     if (waits_for_device(overloaded) || waits_for_device(name)) {
       require_may_wait();
-      host_waits(mark(stream));
+      host_waits(record_event(stream));
     }
-    moment = launch(stream);
+    item = launch(stream);
     for (const auto& use : uses) {
-      access(stream, moment, use.tensor, use.writes, name);
+      access(stream, item, use.tensor, use.writes, name);
     }
     if (works_in_place(schema) && !pending(stream).empty()) {
       torch::jit::Stack later(stack->begin() + begin, stack->end());
-      // What it returns is what it is given to write.
+      // It returns the tensors that it writes.
       torch::jit::Stack results;
       for (size_t index = 0; index < schema.arguments().size(); ++index) {
         if (is_written(schema.arguments()[index]) && results.size() < schema.returns().size()) {
@@ -236,7 +236,7 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto result = [&](const at::Tensor& tensor) {
     const auto [found, is_new] = call.out(tensor);
     if (is_new && uses_memory) {
-      access(stream, moment, found, /*writes=*/true, name);
+      access(stream, item, found, /*writes=*/true, name);
     }
     return found;
   };
@@ -272,18 +272,18 @@ at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std:
                                    format);
 }
 
-// Within a device a copy is an operator. Between host and device it blocks, unless the host's memory is pinned: then it ends
-// later, and until it has, nobody may read what it writes or write what it reads.
+// A copy within a device is an operator. Between host and device it blocks unless the host memory
+// is pinned. Then it ends later, and until then its output must not be read nor its input written.
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   require_device("aten::copy_", /*is_operator=*/true);
   TORCH_CHECK(!to.is_cuda() || !from.is_cuda() || to.device() == from.device(), "a copy from cuda:", int(from.device().index()),
               " to cuda:", int(to.device().index()), ": ranks have one GPU each");
   const auto stream = current_stream((to.is_cuda() ? to : from).device().index());
   const auto target = host_view(to), source = host_view(from);
-  const auto moment = launch(stream);
+  const auto item = launch(stream);
   for (const auto& [tensor, writes] : {std::pair{to, true}, std::pair{from, false}}) {
     if (tensor.is_cuda()) {
-      access(stream, moment, tensor, writes, "aten::copy_");
+      access(stream, item, tensor, writes, "aten::copy_");
     }
   }
   const auto& host = to.is_cuda() ? from : to;
@@ -297,12 +297,12 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   } else if (is_within_device) {
     target.copy_(source);
   } else if (!is_late) {
-    // Memory that is not pinned is copied in between before the call returns; nobody learns from that how far the stream is.
+    // Unpinned memory is copied before the call returns, which reveals nothing about the stream.
     if (!non_blocking) {
       require_may_wait();
     }
     if (!non_blocking || to.is_cpu()) {
-      host_waits(mark(stream));
+      host_waits(record_event(stream));
     }
     drain(stream);
     target.copy_(source);
@@ -336,7 +336,7 @@ std::atomic<bool> is_lost{false};
 
 void lose_device(int) { is_lost = true; }
 
-// From outside a device can be lost at any moment.
+// A signal can lose the device at any time.
 __attribute__((constructor)) void begin() { std::signal(SIGUSR2, lose_device); }
 
 }  // namespace
@@ -364,7 +364,7 @@ void require_device(const char* who, bool is_operator) {
   }
 }
 
-void access(StreamName stream, const Moment& moment, const at::Tensor& tensor, bool writes, const std::string& who) {
+void access(StreamName stream, const WorkItem& item, const at::Tensor& tensor, bool writes, const std::string& who) {
   if (tensor.numel() == 0) {
     return;
   }
@@ -372,7 +372,7 @@ void access(StreamName stream, const Moment& moment, const at::Tensor& tensor, b
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  access(stream, moment, tensor.const_data_ptr(), static_cast<size_t>(last + 1) * tensor.element_size(), writes, who);
+  access(stream, item, tensor.const_data_ptr(), static_cast<size_t>(last + 1) * tensor.element_size(), writes, who);
 }
 
 void poison(const at::Tensor& tensor) {

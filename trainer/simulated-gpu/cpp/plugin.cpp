@@ -1,4 +1,4 @@
-// The entry points of libvit_nccl.so (torch-ext/nccl), over the simulated devices.
+// Entry points of libvit_nccl.so (torch-ext/nccl) for the simulated devices.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -12,19 +12,19 @@
 #include "nccl.hpp"
 #include "settings.hpp"
 
-// Of driver.cpp, which is preloaded.
+// From driver.cpp, which is preloaded.
 extern "C" bool vit_simulated_device_is_loaded;
 extern "C" int (*vit_simulated_last_words)(int code);
 
 namespace sim {
 namespace {
 
-// As a process exits: whether it left collectives that other ranks have not joined, and what it used.
+// At process exit: reports collectives that other ranks have not joined, and resource use.
 int last_words(int code) {
   if (code == 0) {
     const auto lines = left_over();
     if (!lines.empty()) {
-      std::fprintf(stderr, "simulated NCCL, rank %d: it is done, but other ranks have not joined:%s\n", settings().rank, lines.c_str());
+      std::fprintf(stderr, "simulated NCCL, rank %d has finished, but other ranks have not joined:%s\n", settings().rank, lines.c_str());
       code = 134;
     }
   }

@@ -17,7 +17,7 @@ std::string text_of(const char* name, const char* otherwise) {
 
 int64_t number_of(const char* name) { return std::atoll(text_of(name, "0").c_str()); }
 
-// The entry of this place in a list with commas; the text "0" beyond its end.
+// The entry at this index of a comma-separated list; "0" beyond its end.
 std::string entry(std::string list, int place) {
   for (; place > 0; --place) {
     const auto comma = list.find(',');

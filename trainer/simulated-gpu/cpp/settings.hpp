@@ -1,5 +1,5 @@
 #pragma once
-// What the environment says of the simulated GPUs; src/lib.rs documents the variables.
+// Settings from the environment; src/lib.rs documents the variables.
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@ namespace sim {
 
 enum class Failure { kLost, kHangs };
 
-// A device of one rank that fails at its operator of this number.
+// A failure of one rank's device at this operator.
 struct Fault {
   Failure failure;
   uint64_t operation;
@@ -19,30 +19,30 @@ struct Fault {
 
 struct Settings {
   c10::DeviceIndex devices = 0;
-  // Of this process among the ranks; 0 outside a job.
+  // Rank of this process; 0 outside a job.
   int rank = 0;
   std::chrono::microseconds most_delay{0};
   uint64_t seed = 0;
-  // Memory of each device; 0 is as much as the host has.
+  // Memory of each device; 0 for as much as the host has.
   int64_t device_bytes = 0;
   int64_t communicator_bytes = 0;
-  // How much longer each operator of this rank takes.
+  // Extra time of each operator of this rank.
   std::chrono::microseconds slowness{0};
   std::optional<Fault> fault;
-  // Why kernels of this project's own cannot be compiled. Empty: they can.
+  // Compile error of this project's kernels; empty if they compile.
   std::string kernel_failure;
-  // Where a process writes what it used, as it exits. Empty: nowhere.
+  // Folder for reports of resource use at exit; empty for none.
   std::string report_folder;
-  // The address on which ranks reach this one.
+  // The address at which other ranks reach this one.
   std::string address = "127.0.0.1";
 };
 
 const Settings& settings();
 
-// How CUDA_VISIBLE_DEVICES names a device of this process.
+// The name of a device in CUDA_VISIBLE_DEVICES.
 std::string visible_name(c10::DeviceIndex device);
 
-// How late the next copy or collective ends.
+// Delay of the next copy or collective.
 std::chrono::microseconds next_delay();
 
 }  // namespace sim

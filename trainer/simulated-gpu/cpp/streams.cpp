@@ -15,7 +15,7 @@ namespace sim {
 namespace {
 
 constexpr size_t kMostDevices = 16;
-// As libtorch's pools.
+// As in libtorch's pools.
 constexpr c10::StreamId kPool = 32;
 
 thread_local c10::DeviceIndex chosen_device = 0;
@@ -29,7 +29,7 @@ struct Stream {
 
 std::mutex mutex;
 std::map<std::pair<c10::DeviceIndex, c10::StreamId>, Stream> streams;
-// What the host has waited for, whichever of its threads: how those are ordered is not known here.
+// Work that any host thread has waited for: the order between threads is not known here.
 Clock host;
 
 void join(Clock& clock, const Clock& other) {
@@ -78,11 +78,11 @@ Time Task::ended() const {
   return ended_;
 }
 
-bool Mark::has_passed() const {
+bool StreamEvent::has_passed() const {
   return std::all_of(tasks.begin(), tasks.end(), [](const auto& task) { return task->has_ended(); });
 }
 
-Time Mark::passed() const {
+Time StreamEvent::passed() const {
   Time last = at;
   for (const auto& task : tasks) {
     last = std::max(last, task->ended());
@@ -101,25 +101,25 @@ StreamName stream_of_pool(c10::DeviceIndex device, bool of_collectives) {
   return {device, 1 + number};
 }
 
-Mark mark(StreamName name) {
+StreamEvent record_event(StreamName name) {
   const std::lock_guard lock(mutex);
   auto& stream = stream_of(name);
   join(stream.clock, host);
   return {std::chrono::steady_clock::now(), stream.tasks, stream.clock};
 }
 
-void follow(StreamName name, const Mark& mark) {
+void follow(StreamName name, const StreamEvent& event) {
   const std::lock_guard lock(mutex);
   auto& stream = stream_of(name);
-  join(stream.clock, mark.clock);
-  for (const auto& task : mark.tasks) {
+  join(stream.clock, event.clock);
+  for (const auto& task : event.tasks) {
     if (std::find(stream.tasks.begin(), stream.tasks.end(), task) == stream.tasks.end()) {
       stream.tasks.push_back(task);
     }
   }
 }
 
-Moment launch(StreamName name) {
+WorkItem launch(StreamName name) {
   const std::lock_guard lock(mutex);
   auto& stream = stream_of(name);
   join(stream.clock, host);
@@ -144,12 +144,12 @@ void drain(StreamName name) {
   }
 }
 
-void host_waits(const Mark& mark) {
-  for (const auto& task : mark.tasks) {
+void host_waits(const StreamEvent& event) {
+  for (const auto& task : event.tasks) {
     task->wait();
   }
   const std::lock_guard lock(mutex);
-  join(host, mark.clock);
+  join(host, event.clock);
 }
 
 void host_waits_for_device(c10::DeviceIndex device) {
@@ -163,7 +163,7 @@ void host_waits_for_device(c10::DeviceIndex device) {
     }
   }
   for (const auto& name : all) {
-    host_waits(mark(name));
+    host_waits(record_event(name));
   }
 }
 
@@ -182,7 +182,7 @@ std::shared_ptr<Task> run_late(StreamName stream, std::function<void()> work) {
     try {
       work();
     } catch (const std::exception& error) {
-      // As an error that a device has while nobody waits for it.
+      // Like a device error while nobody waits.
       std::fprintf(stderr, "simulated device: %s\n", error.what());
       std::abort();
     }

@@ -1,11 +1,11 @@
 #pragma once
-// The order of a device's work. Operators run where they are launched; copies that do not block and collectives are tasks of
-// threads of their own, and an operator of a stream waits for the tasks that the stream waits for.
+// The order of a device's work. Operators run when launched; asynchronous copies and collectives
+// are tasks on threads, and an operator waits for the tasks that its stream waits for.
 //
-// An operator that makes no new tensor is such a task too, where its stream has to wait: the host goes on.
+// An in-place operator whose stream has to wait is such a task too: the host continues.
 //
-// What a real device runs at the same time runs one after another here, for the most part, so whether streams are ordered is not left to time:
-// each stream has a vector clock (L. Lamport; as torch.cuda._sanitizer has), and memory.hpp refuses accesses that nothing orders.
+// Work mostly runs in sequence here, so ordering is not left to timing: each stream has a vector
+// clock (L. Lamport; as in torch.cuda._sanitizer), and memory.hpp refuses unordered accesses.
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -24,10 +24,10 @@ class Task {
  public:
   void finish();
   void wait() const;
-  // Whether it ended within this time.
+  // Waits; returns whether it ended within this time.
   bool ends_within(std::chrono::milliseconds time) const;
   bool has_ended() const { return ends_within(std::chrono::milliseconds(0)); }
-  // When it ended, which it has.
+  // The time it ended, once it has.
   Time ended() const;
 
  private:
@@ -39,7 +39,7 @@ class Task {
 
 using Tasks = std::vector<std::shared_ptr<Task>>;
 
-// By stream, how much of its work is known to have ended before.
+// Per stream, the number of its last work item known to have ended.
 using Clock = std::vector<uint64_t>;
 
 struct StreamName {
@@ -51,15 +51,15 @@ struct StreamName {
 
 inline StreamName name_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
 
-// The device and the streams that this thread has chosen.
+// The current device and streams of this thread.
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex device);
 StreamName current_stream(c10::DeviceIndex device);
 void set_current_stream(StreamName stream);
-// The next of a few streams that are given out again and again; those of collectives are others.
+// The next of a few reused streams; collectives have separate ones.
 StreamName stream_of_pool(c10::DeviceIndex device, bool of_collectives);
 
-// Makes a device for one block the current one of this thread.
+// Makes a device current for this thread within a scope.
 class OnDevice {
  public:
   explicit OnDevice(c10::DeviceIndex device) : before_(current_device()) { set_current_device(device); }
@@ -70,18 +70,18 @@ class OnDevice {
 };
 
 // A point in a stream's work.
-struct Mark {
+struct StreamEvent {
   Time at;
   Tasks tasks;
   Clock clock;
 
   bool has_passed() const;
-  // When the stream came to it, which it has.
+  // The time the stream reached it, once it has.
   Time passed() const;
 };
 
-// A piece of a stream's work, for the order of accesses.
-struct Moment {
+// An item of a stream's work, for the order of accesses.
+struct WorkItem {
   size_t stream;
   uint64_t number;
   Clock clock;
@@ -91,23 +91,23 @@ struct Moment {
   }
 };
 
-Mark mark(StreamName stream);
-// The stream's further work comes after `mark`.
-void follow(StreamName stream, const Mark& mark);
-// Begins a piece of work: what comes after what the host has waited for.
-Moment launch(StreamName stream);
-// What the stream's next work must wait for.
+StreamEvent record_event(StreamName stream);
+// Makes the stream's further work come after `event`.
+void follow(StreamName stream, const StreamEvent& event);
+// Starts a work item, after everything that the host has waited for.
+WorkItem launch(StreamName stream);
+// Tasks that the stream's next work must wait for.
 Tasks pending(StreamName stream);
-// Adds to that.
+// Adds one of those tasks.
 void add(StreamName stream, const std::shared_ptr<Task>& task);
-// Waits for the tasks of a stream, on behalf of an operator of it.
+// Waits for the tasks of a stream on behalf of its next operator.
 void drain(StreamName stream);
-// The host waits: what it launches from now on, on any stream, comes after.
-void host_waits(const Mark& mark);
+// Makes the host wait: its later work on any stream comes after `event`.
+void host_waits(const StreamEvent& event);
 void host_waits_for_device(c10::DeviceIndex device);
 std::string text_of(StreamName stream);
 
-// Runs `work` on a thread of its own, late, once what the stream waits for has ended. The stream waits for it.
+// Runs `work` late, on a thread, after the stream's tasks. The stream waits for it.
 std::shared_ptr<Task> run_late(StreamName stream, std::function<void()> work);
 
 }  // namespace sim

@@ -1,76 +1,76 @@
 //! CUDA devices made of host memory, for tests on machines without a GPU.
 //!
-//! libtorch's build for the CPU, with three libraries beside it, has as many CUDA devices as a test asks for: a preloaded one in
-//! the driver's place, one named `libtorch_cuda.so`, and `libvit_nccl.so`. The program under test is the one that users get: it
-//! finds a GPU, loads the two, and runs the code that it runs on a real one. No release holds them.
+//! libtorch's CPU build gets as many CUDA devices as a test asks for, by three libraries: a
+//! preloaded driver, `libtorch_cuda.so`, and `libvit_nccl.so`. The program under test is the
+//! released one: it finds a GPU and runs the same code as on a real one. No release contains them.
 //!
-//! # What it shows
+//! # What it tests
 //!
-//! - **Place.** A device per agent and rank, as `CUDA_VISIBLE_DEVICES` says; a current device and stream per thread. Tensors of two
-//!   devices in one operator, and memory on another device than its tensor's, are errors. Memory is limited
-//!   ([`SimulatedGpus::memory`]), with CUDA's own message.
-//! - **Order.** Each stream has a vector clock, and each access to memory is compared with those of other streams: where no event
-//!   orders a read and a write, the later operator fails and names both. So a missing wait is found whether or not it does harm in
-//!   this run. Freed blocks are the next that are given out, to show memory that is used again too early.
-//! - **Lateness.** Copies between device and pinned memory, and collectives, end late, on threads of their own. Until then what
-//!   they write is poisoned (NaN, or `0x5A` in integers), as all new and freed memory is (`0xFF`). Delays come from a seed.
-//! - **NCCL's rules.** Contiguous tensors of one device; every rank's collectives are compared (group, number, operator, count,
-//!   type), and a difference, or one that others did not join, ends the process with the lines of both. A peer's death hangs a
-//!   collective until it is aborted, or ends the process if NCCL's watchdog is to handle errors.
-//! - **Failures.** A device that is lost, or hangs, at an operator of a rank ([`SimulatedGpus::fault`]), or is lost when the
-//!   process gets SIGUSR2, or is slow ([`SimulatedGpus::slow`]).
+//! - **Devices.** One per rank, by `CUDA_VISIBLE_DEVICES`; a current device and stream per thread.
+//!   Mixing devices in an operator, or in a tensor and its memory, is an error. Memory is limited
+//!   ([`SimulatedGpus::memory`]), with CUDA's message.
+//! - **Order.** Each stream has a vector clock, and memory accesses are compared between streams.
+//!   If no event orders a read and a write, the later operator fails and names both: a missing wait
+//!   is found even if it does no harm. Freed blocks are reused first, to expose early reuse.
+//! - **Lateness.** Copies to and from pinned memory, and collectives, end late by a seeded delay.
+//!   Until then their output is poisoned (NaN, or `0x5A`), like new and freed memory (`0xFF`).
+//! - **NCCL's rules.** Contiguous tensors of one device. A collective that differs between ranks
+//!   (group, number, operator, count, type), or that others did not join, ends the process. A dead
+//!   peer hangs a collective until it is aborted, or ends the process by NCCL's watchdog.
+//! - **Failures.** A device can be lost or hang at an operator of a rank
+//!   ([`SimulatedGpus::fault`]), be lost on SIGUSR2, or be slow ([`SimulatedGpus::slow`]).
 //!
-//! # What it does not show
+//! # What it does not test
 //!
-//! Kernels, formats and speed of a real GPU; `NVLink`, P2P and NCCL's own protocols; what CUDA graphs and compiled kernels do.
-//! An operator whose result is a new tensor computes where it is launched, so the host rarely runs far ahead of the device. That
-//! is what `make gpu-check` is for.
+//! Kernels, formats and speed of a real GPU; `NVLink`, P2P and NCCL's protocols; CUDA graphs and
+//! compiled kernels. An operator with a new result computes when launched, so the host rarely runs
+//! far ahead of the device. `make gpu-check` covers these.
 //!
 //! # Adding an operator
 //!
-//! Nothing is to be done for most: a boxed fallback runs the CPU's kernel on the same memory. An operator in which the host waits
-//! for the device belongs into `waits_for_device`, and one that CUDA has and the CPU has not needs an entry, both in
-//! `cpp/operators.cpp`. An entry of the NCCL plugin has its twin in `cpp/plugin.cpp`.
+//! Most need nothing: a boxed fallback runs the CPU kernel. In `cpp/operators.cpp`, list operators
+//! in which the host waits in `waits_for_device`, and register those that only CUDA has. An entry
+//! point of the NCCL plugin has its twin in `cpp/plugin.cpp`.
 //!
 //! # Environment
 //!
-//! `VIT_SIMULATED_GPUS` (of the machine), `VIT_SIMULATED_DELAY_US` (the longest), `VIT_SIMULATED_SEED`, `VIT_SIMULATED_GPU_BYTES`,
-//! `VIT_SIMULATED_COMMUNICATOR_BYTES`, `VIT_SIMULATED_SLOW` (microseconds by rank), `VIT_SIMULATED_FAULT` (`lost@RANK:OPERATOR`,
-//! `hangs@RANK:OPERATOR`), `VIT_SIMULATED_KERNEL_FAILURE` (a compiler's message), `VIT_SIMULATED_REPORT` (a folder that gets a JSON
-//! file of each process: devices with the most bytes of tensors, communicators, most pinned bytes; and an empty file `hangs` once
-//! a device hangs).
+//! `VIT_SIMULATED_GPUS` (of the machine), `VIT_SIMULATED_DELAY_US` (the longest),
+//! `VIT_SIMULATED_SEED`, `VIT_SIMULATED_GPU_BYTES`, `VIT_SIMULATED_COMMUNICATOR_BYTES`,
+//! `VIT_SIMULATED_SLOW` (microseconds by rank), `VIT_SIMULATED_FAULT` (`lost@RANK:OPERATOR`,
+//! `hangs@RANK:OPERATOR`), `VIT_SIMULATED_KERNEL_FAILURE` (a compiler message),
+//! `VIT_SIMULATED_REPORT` (a folder for a JSON file per process, and a file `hangs`).
 
 use std::path::{Path, PathBuf};
 
-/// The longest delay of a copy or collective, microseconds: longer than the host takes to read too early, and short enough that
-/// tests of many steps take little longer.
+/// The longest delay of a copy or collective, microseconds: longer than an early read by the host,
+/// but short enough for tests of many steps.
 const DELAY_US: u32 = 100;
 
-/// The GPUs of a simulated machine, and what befalls them.
+/// The GPUs of a simulated machine and their failures.
 #[derive(Clone, Debug)]
 pub struct SimulatedGpus {
-    /// How many the machine has.
+    /// Number of GPUs.
     pub count: u32,
-    /// What delays are drawn by.
+    /// Seed of the delays.
     pub seed: u64,
-    /// Bytes of each; `None` is as much as the host has.
+    /// Bytes of each; `None` for as much as the host has.
     pub memory: Option<u64>,
-    /// Bytes that each communicator takes of a device.
+    /// Bytes that each communicator uses on a device.
     pub communicator_memory: u64,
-    /// By rank, how much longer each operator of its device takes, microseconds; those of ranks beyond take no longer.
+    /// Extra microseconds per operator, by rank; missing ranks have none.
     pub slow: Vec<u32>,
-    /// The device of a rank that fails.
+    /// The failure of one rank's device.
     pub fault: Option<Fault>,
-    /// Why kernels of the trainer's own cannot be compiled, if they cannot.
+    /// Compile error of the trainer's own kernels, if they fail.
     pub kernel_failure: Option<String>,
-    /// Where each process writes what it used.
+    /// Folder for each process's report of resource use.
     pub report: Option<PathBuf>,
 }
 
-/// A device of one rank that fails at an operator, counted from the process's first.
+/// A failure of one rank's device at an operator, counted from the process's first.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Every call from then on fails.
+    /// Every later call fails.
     Lost {
         /// The rank whose device it is.
         rank: u32,
@@ -87,7 +87,7 @@ pub enum Fault {
 }
 
 impl SimulatedGpus {
-    /// As many GPUs of unlimited memory. The seed is that of `VIT_SIMULATED_SEED`, or 1.
+    /// `count` GPUs of unlimited memory, with the seed of `VIT_SIMULATED_SEED`, or 1.
     pub fn new(count: u32) -> Self {
         let seed = std::env::var("VIT_SIMULATED_SEED").ok();
         Self {
@@ -102,7 +102,7 @@ impl SimulatedGpus {
         }
     }
 
-    /// The environment in which a program has these GPUs.
+    /// Environment variables that give a program these GPUs.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let path = |name: &str| libraries().join(name).display().to_string();
         let names: Vec<String> = (0..self.count).map(|number| number.to_string()).collect();

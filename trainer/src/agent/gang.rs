@@ -26,35 +26,35 @@ use crate::threads;
 use crate::visible_gpus;
 use ::agent::pulse::GIVEN_UP;
 
-/// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
-/// fail at once, and rank 0 may be finishing a checkpoint.
+/// How long the other ranks may take to end after one has failed, before they are killed. Their
+/// collectives fail at once, but rank 0 may be finishing a checkpoint.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// How long the others may go on after a rank that only lost its peer: the one that caused it has closed its
-/// connections, and is about to tell why.
+/// How long the others may continue after a rank that only lost its peer: the rank that caused it
+/// has closed its connections, and is about to report why.
 const SETTLE_AFTER_ECHO: Duration = Duration::from_secs(1);
-/// A rank that knows of a lost peer ends by itself; where it waits for that peer on a GPU it may not.
+/// A rank that knows of a lost peer ends by itself, unless it waits for that peer on a GPU.
 const GRACE_AFTER_LOSS: Duration = Duration::from_secs(5);
-/// How often ranks that ought to end are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// Reports that may wait for the agent: ranks block rather than fill its memory.
+/// How often ranks that should end are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Capacity of the report queue: ranks block rather than fill the agent's memory.
 const WAITING_REPORTS: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Gang {
     first_rank: u32,
-    ranks: Vec<Running>,
+    ranks: Vec<RankProcess>,
     events: mpsc::Receiver<Event>,
     pace: Pace,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RankProcess {
     pid: Pid,
-    /// What the rank said of its failure, or its agent when it gave the rank up.
+    /// The failure that the rank reported, or the agent when it gave the rank up.
     said: Option<FailureRecord>,
     given_up: bool,
     writes: bool,
-    /// A rank that it cannot go on without, and since when it knows.
+    /// The lost peer, and since when the rank knows of it.
     lost_peer: Option<(u32, Instant)>,
     ended: Option<ExitCode>,
 }
@@ -62,7 +62,7 @@ struct Running {
 #[derive(Debug)]
 enum Event {
     Report(usize, Box<Report>),
-    /// The rank has ended and every report of it has been delivered.
+    /// The rank has ended and all its reports are delivered.
     Ended(usize, std::io::Result<ExitStatus>),
 }
 
@@ -96,18 +96,19 @@ impl Gang {
                 command.env(visible_gpus::VISIBLE, gpu);
             }
             let others = [
-                // jemalloc's. Every step frees all activations and asks for the same again. What was given back to the kernel
-                // in between would come back page by page, each filled with zeros first: a rank keeps it.
+                // For jemalloc: keep freed memory. Every step frees all activations and allocates
+                // them again. The kernel would return released pages one by one, each zeroed first.
                 ("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1".to_owned()),
-                // Its errors come back as values; it would print them too, with stack traces.
+                // libtorch returns its errors; it would print them too, with stack traces.
                 ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
-                // Collectives that the flight recorder keeps: those of a few steps, so that a stall of a thousand ranks does
-                // not fill the storage.
+                // Collectives in the flight recorder: those of a few steps, so that a stall of a
+                // thousand ranks does not fill the storage.
                 ("TORCH_FR_BUFFER_SIZE", "256".to_owned()),
-                // A lost peer must not end this process (by default NCCL's watchdog throws on its own thread): the rank names
-                // that peer, finishes a checkpoint that it is writing, and ends by itself.
+                // A lost peer must not end this process, as NCCL's watchdog would by default. The
+                // rank names the peer, finishes a running checkpoint, and exits.
                 ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0".to_owned()),
-                // Nor may a watchdog that waits for a GPU: whether a rank is stuck is decided by the heartbeats of all ranks.
+                // Nor may a watchdog that waits for a GPU: heartbeats decide whether a rank is
+                // stuck.
                 ("TORCH_NCCL_ENABLE_MONITORING", "0".to_owned()),
             ];
             for (name, value) in threads::of_container(config.ranks_per_node)
@@ -124,7 +125,7 @@ impl Gang {
             let id = id.ok_or_else(|| failed(std::io::Error::other("it has no process id")))?;
             let pid = Pid::from_raw(id);
             pulses.started(local_rank as usize, pid);
-            ranks.push(Running {
+            ranks.push(RankProcess {
                 pid,
                 said: None,
                 given_up: false,
@@ -155,7 +156,7 @@ impl Gang {
                     Some(Event::Report(rank, report)) => {
                         self.take_in(rank, *report, shown, output);
                         if look_at.is_none() && self.ranks[rank].lost_peer.is_some() {
-                            look_at = Some(Instant::now() + LOOK);
+                            look_at = Some(Instant::now() + CHECK_INTERVAL);
                         }
                     }
                     Some(Event::Ended(rank, status)) => {
@@ -177,11 +178,11 @@ impl Gang {
                 },
                 () = stop.cancelled(), if !stop_passed_on => {
                     stop_passed_on = true;
-                    look_at = Some(Instant::now() + LOOK);
+                    look_at = Some(Instant::now() + CHECK_INTERVAL);
                     self.signal(Signal::SIGTERM);
                 }
                 () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && kill_at.is_none() => {
-                    look_at = Some(Instant::now() + LOOK);
+                    look_at = Some(Instant::now() + CHECK_INTERVAL);
                     self.give_up_stuck(&shown.pulses, stop_passed_on);
                 }
                 () = sleep_until(end_at.unwrap_or_else(Instant::now)), if end_at.is_some() && kill_at.is_none() => {
@@ -218,8 +219,8 @@ impl Gang {
         }
     }
 
-    /// Of two failed ranks the one to name: the first, unless it only lost its peer and the second has a reason of
-    /// its own.
+    /// The failed rank to report: the first, unless it only lost its peer and the second has
+    /// another cause.
     fn blame(&self, first: Option<usize>, second: usize) -> usize {
         let is_echo = |rank: usize| {
             self.ranks[rank]
@@ -233,7 +234,7 @@ impl Gang {
         }
     }
 
-    /// Kills ranks that ought to end and cannot: they wait for a peer that is gone.
+    /// Kills ranks that should end but are stuck waiting for another rank or for storage.
     fn give_up_stuck(&mut self, pulses: &Pulses, told_to_stop: bool) {
         for (local, rank) in self.ranks.iter_mut().enumerate() {
             let Some(heartbeat) = pulses.heartbeat(local) else {
@@ -245,12 +246,10 @@ impl Gang {
             let number = heartbeat.rank;
             let message = match rank.lost_peer {
                 Some((peer, since)) if since.elapsed() >= GRACE_AFTER_LOSS => {
-                    format!(
-                        "rank {peer} is lost, and rank {number} waited for it and could not end by itself"
-                    )
+                    format!("rank {peer} is lost, and rank {number} was stuck waiting for it")
                 }
                 _ if told_to_stop && is_stuck(&heartbeat) => format!(
-                    "rank {number} was told to stop and could not: it has been waiting for another rank or for storage for {:.0} s",
+                    "rank {number} did not stop when asked to: it has waited for another rank or for storage for {:.0} s",
                     heartbeat.idle_seconds
                 ),
                 _ => continue,
@@ -263,15 +262,15 @@ impl Gang {
                 memory: None,
                 message,
             });
-            // It may have ended this moment.
+            // It may have just ended.
             let _ = kill(rank.pid, Signal::SIGKILL);
         }
     }
 
     fn signal(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
-            // A rank may have ended with its event still in the queue; the kernel then answers that there is no such
-            // process.
+            // A rank may have ended while its event is still queued; the kernel then reports no
+            // such process.
             let _ = kill(rank.pid, signal);
         }
     }
@@ -299,7 +298,7 @@ impl Gang {
             message: match code {
                 ExitCode::Signal(signal) => format!("rank {number} was ended by {}", signal_name(signal)),
                 code => format!(
-                    "rank {number} ended with exit code {} without saying why",
+                    "rank {number} exited with code {} without reporting an error",
                     code.code()
                 ),
             },
@@ -312,7 +311,7 @@ impl Gang {
     }
 }
 
-/// Whether a rank that was told to stop will not get to the end of its step, where it would.
+/// Whether a rank that was asked to stop is stuck before the end of its step.
 fn is_stuck(heartbeat: &Heartbeat) -> bool {
     GIVEN_UP.is_over(
         heartbeat.activity,
@@ -328,7 +327,7 @@ fn signal_name(number: u8) -> String {
     )
 }
 
-/// A rank that was told to stop before it could listen has nothing to save, and did not fail.
+/// A rank that was stopped before it could listen has nothing to save, and did not fail.
 fn exit_code(status: std::io::Result<ExitStatus>, told_to_stop: bool) -> ExitCode {
     let Ok(status) = status else {
         return ExitCode::Other(1);
@@ -341,7 +340,7 @@ fn exit_code(status: std::io::Result<ExitStatus>, told_to_stop: bool) -> ExitCod
     }
 }
 
-/// Starts a rank with one end of a socket as its standard input, in a process group of its own, so that Ctrl-C at a
+/// Starts a rank with a socket as its standard input, in a separate process group: Ctrl-C at a
 /// terminal reaches it only through the agent.
 fn spawn(mut command: Command) -> std::io::Result<(Child, UnixStream)> {
     let (ours, theirs) = StdUnixStream::pair()?;
@@ -364,7 +363,7 @@ async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc:
                     return;
                 }
             }
-            Err(error) => tracing::warn!("a report that cannot be read ({error}): {line}"),
+            Err(error) => tracing::warn!("ignored an unreadable report ({error}): {line}"),
         }
     }
     let status = child.wait().await;

@@ -1,4 +1,4 @@
-//! What this pod's ranks are doing, as their agent sees it: it answers also when they hang, or are stopped.
+//! The activity of this pod's ranks as seen by their agent, which answers even if they hang.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,7 +14,7 @@ pub(crate) struct Pulses {
     ranks: Vec<Mutex<Rank>>,
 }
 
-/// What one rank last told.
+/// The latest reports of one rank.
 #[derive(Debug, Default)]
 struct Rank {
     /// `None` until its process is started.
@@ -23,7 +23,7 @@ struct Rank {
 }
 
 impl Pulses {
-    /// Of the ranks `first_rank ..`, `count` of them, none of which has started.
+    /// For `count` ranks from `first_rank` on, none of which has started.
     pub(super) fn new(attempt: u32, first_rank: u32, count: u32) -> Self {
         Self {
             attempt,
@@ -33,7 +33,7 @@ impl Pulses {
     }
 
     fn lock(&self, local: usize) -> Option<MutexGuard<'_, Rank>> {
-        // What is in there is valid after every single assignment.
+        // The value is valid after every single assignment.
         let rank = self.ranks.get(local)?;
         Some(rank.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -45,14 +45,14 @@ impl Pulses {
         }
     }
 
-    /// The `local`-th rank has finished a step, which took so many seconds.
+    /// The `local`-th rank has finished a step that lasted `seconds`.
     pub(super) fn stepped(&self, local: usize, step: u64, seconds: f64) {
         if let Some(mut rank) = self.lock(local) {
             rank.pulse.stepped(step, seconds);
         }
     }
 
-    /// The `local`-th rank turns to an activity, or gets on with it.
+    /// The `local`-th rank starts an activity, or makes progress in it.
     pub(super) fn turned_to(&self, local: usize, activity: Activity) {
         if let Some(mut rank) = self.lock(local) {
             rank.pulse.turned_to(activity);
@@ -68,7 +68,7 @@ impl Pulses {
         }
     }
 
-    /// How the `local`-th rank is now.
+    /// The current state of the `local`-th rank.
     pub(super) fn heartbeat(&self, local: usize) -> Option<Heartbeat> {
         let rank = self.lock(local)?;
         let pulse = &rank.pulse;
@@ -92,7 +92,7 @@ fn state_of(pid: Pid) -> ProcessState {
         .map_or(ProcessState::Ended, ProcessState::of_letter)
 }
 
-/// The third field of `/proc/PID/stat`. The second is the program's name in parentheses, which may itself hold some.
+/// The third field of `/proc/PID/stat`. The second is the program's name; it may have parentheses.
 fn state_letter(stat: &str) -> Option<char> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(state_letter("7 (a) b) T 1 7"), Some('T'));
         assert_eq!(ProcessState::of_letter('T'), ProcessState::Stopped);
         assert_eq!(state_of(Pid::this()), ProcessState::Running);
-        // Above the largest number that a process can have.
+        // Above the largest process id.
         assert_eq!(state_of(Pid::from_raw(1 << 23)), ProcessState::Ended);
     }
 }

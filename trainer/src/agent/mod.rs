@@ -1,5 +1,5 @@
-//! The agent, which a pod runs. It waits until the coordinator's name resolves, starts this pod's ranks, hands
-//! on signals, serves what the ranks report, and leaves a termination record.
+//! The agent, which a pod runs. It waits until the coordinator's name resolves, starts this pod's
+//! ranks, forwards signals, serves the ranks' reports, and writes a termination record.
 //!
 //! ```text
 //!   ranks --(reports, a socket each)--> agent --> GET /metrics /progress /heartbeats /healthz, progress on standard output
@@ -38,7 +38,7 @@ struct Pod {
 #[derive(Debug)]
 pub(crate) struct Shown {
     metrics: Metrics,
-    /// From rank 0, where it is in this pod.
+    /// From rank 0, if it is in this pod.
     progress: RwLock<Option<Progress>>,
     pulses: Pulses,
 }
@@ -62,8 +62,8 @@ impl http::Shown for Shown {
     }
 }
 
-/// Runs this pod's part of the attempt, writes progress to standard output as `output` says, and leaves the termination
-/// record. Gives the exit code. With `stop_with_parent`, a standard input that closes means the same as SIGTERM.
+/// Runs this pod's part of the attempt, with progress as `output` says, and writes the termination
+/// record. Returns the exit code. With `stop_with_parent`, a closed standard input acts as SIGTERM.
 pub(crate) fn main(output: Output, stop_with_parent: bool) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -93,7 +93,7 @@ impl Ended {
     fn failed(error: &TrainError) -> Self {
         Self {
             code: error.exit_code(),
-            record: termination::of_error(error),
+            record: termination::from_error(error),
         }
     }
 }
@@ -149,7 +149,7 @@ async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainE
     })
 }
 
-/// What a run that is to be measured has measured, or why it has not.
+/// The measurement of a run that is to be measured, or why there is none.
 fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
     let measure = config.measure?;
     let log =
@@ -165,7 +165,7 @@ fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
     }))
 }
 
-/// A token that SIGTERM and SIGINT cancel, and where asked for the end of standard input.
+/// A token that SIGTERM and SIGINT cancel, and if asked for, the end of standard input.
 fn told_to_stop(stop_with_parent: bool) -> Result<CancellationToken, TrainError> {
     let stop = stop_on_signal()?;
     if stop_with_parent {
@@ -190,7 +190,7 @@ fn pod(config: &RunConfig) -> Result<Pod, TrainError> {
         )?,
         http_port: config::variable_or(environment::AGENT_PORT, environment::DEFAULT_AGENT_PORT)?,
     };
-    // Checked here, although only ranks use it: one message instead of one a rank.
+    // Checked here, although only ranks use it: one message instead of one per rank.
     config::required_variable::<std::net::IpAddr>(environment::POD_ADDRESS)?;
     if pod.node_rank >= config.nodes {
         return Err(TrainError::Config(format!(

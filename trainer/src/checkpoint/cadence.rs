@@ -1,11 +1,11 @@
-//! When checkpoints are due besides the end of an epoch.
+//! When checkpoints are due, besides at the end of an epoch.
 
 use std::time::{Duration, Instant};
 
 use contract::CheckpointConfig;
 
-/// The clock of `checkpoint.everySteps` and `checkpoint.everySeconds`. Only rank 0 has one, and tells the others
-/// when a checkpoint is due.
+/// The clock of `checkpoint.everySteps` and `checkpoint.everySeconds`. Only rank 0 has one, and
+/// notifies the others.
 #[derive(Debug)]
 pub(crate) struct Cadence {
     every_steps: Option<u64>,
@@ -15,7 +15,7 @@ pub(crate) struct Cadence {
 }
 
 impl Cadence {
-    /// Starts at the step that training starts from.
+    /// Starts at the step from which training starts.
     pub(crate) fn new(config: &CheckpointConfig, step: u64) -> Self {
         Self {
             every_steps: config.every_steps.map(u64::from),
@@ -27,8 +27,8 @@ impl Cadence {
         }
     }
 
-    /// Whether a checkpoint is due after `step`: since the last one a multiple of `everySteps` was reached, or
-    /// `everySeconds` have gone by. One that is due stays so until it is taken.
+    /// Whether a checkpoint is due after `step`: `everySteps` or `everySeconds` have passed since
+    /// the last one. It stays due until it is taken.
     pub(crate) fn is_due(&self, step: u64) -> bool {
         let by_steps = self
             .every_steps
@@ -36,7 +36,7 @@ impl Cadence {
         by_steps || self.every.is_some_and(|every| self.last_time.elapsed() >= every)
     }
 
-    /// A checkpoint of `step` was taken, for whatever reason.
+    /// Records that a checkpoint of `step` was taken.
     pub(crate) fn taken(&mut self, step: u64) {
         self.last_step = step;
         self.last_time = Instant::now();

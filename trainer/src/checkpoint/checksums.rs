@@ -1,5 +1,5 @@
-//! `checksums.json`: length and CRC-32 of every other file of a checkpoint, so that one that was cut short or changed
-//! on storage is found out before a value of it is used.
+//! `checksums.json`: length and CRC-32 of every other file of a checkpoint, so that truncated or
+//! changed files are detected before their values are used.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Read as _, Write};
@@ -22,7 +22,7 @@ pub(super) struct Checksums(BTreeMap<String, Checksum>);
 #[serde(deny_unknown_fields)]
 struct Checksum {
     bytes: u64,
-    /// As `crc32` of zlib and of every other tool has it, in hexadecimal.
+    /// As zlib's `crc32`, in hexadecimal.
     crc32: String,
 }
 
@@ -36,7 +36,7 @@ impl Checksum {
 }
 
 impl Checksums {
-    /// Writes a file of the checkpoint in `folder`, flushes it to storage and takes its checksum.
+    /// Writes a file of the checkpoint in `folder`, flushes it and records its checksum.
     pub(super) fn write(
         &mut self,
         folder: &Path,
@@ -54,7 +54,7 @@ impl Checksums {
         Ok(())
     }
 
-    /// Writes the checksums themselves. Gives the bytes of all files together.
+    /// Writes the checksums. Returns the bytes of all files together.
     pub(super) fn finish(&self, folder: &Path) -> std::io::Result<u64> {
         let json = serde_json::to_vec_pretty(self)?;
         let mut file = fs::File::create(folder.join(CHECKSUMS_FILE))?;
@@ -72,7 +72,7 @@ impl Checksums {
         })
     }
 
-    /// Adds those of other files.
+    /// Adds the checksums of other files.
     pub(super) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
@@ -82,7 +82,7 @@ impl Checksums {
         self.0.values().map(|file| file.bytes).sum()
     }
 
-    /// Whether a file is one of the checkpoint: that with the checksums is, too.
+    /// Whether a file belongs to the checkpoint, as does that with the checksums.
     pub(super) fn lists(&self, name: &str) -> bool {
         name == CHECKSUMS_FILE || self.knows(name)
     }
@@ -91,7 +91,7 @@ impl Checksums {
         self.0.contains_key(name)
     }
 
-    /// The content of a file of the checkpoint in `folder`, as it was written.
+    /// The verified content of a file of the checkpoint in `folder`.
     pub(super) fn read(&self, folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let path = folder.join(name);
         let bytes = fs::read(&path).map_err(CheckpointError::Read)?;
@@ -100,7 +100,7 @@ impl Checksums {
         Ok(bytes)
     }
 
-    /// Whether a file of the checkpoint in `folder` is as it was written; reads it piece by piece, and calls `is_reading` after each.
+    /// Verifies a file of the checkpoint in `folder` in pieces; calls `is_reading` after each.
     pub(super) fn check(
         &self,
         folder: &Path,
@@ -136,7 +136,7 @@ impl Checksums {
                 "its CRC-32 is {} instead of {}: it was changed after it was written",
                 found.crc32, expected.crc32
             ),
-            None => format!("{CHECKSUMS_FILE} does not know it"),
+            None => format!("{CHECKSUMS_FILE} does not list it"),
         };
         Err(CheckpointError::Corrupt {
             path,
@@ -145,7 +145,7 @@ impl Checksums {
     }
 }
 
-/// Counts and sums up what is written through it.
+/// Counts the bytes written through it, and computes their checksum.
 struct Summing {
     inner: fs::File,
     hasher: crc32fast::Hasher,

@@ -1,4 +1,4 @@
-//! What is wrong with checkpoint storage, or with what was found there.
+//! Errors of checkpoint storage and of checkpoints.
 
 use std::path::PathBuf;
 
@@ -14,23 +14,23 @@ pub(crate) enum CheckpointError {
         step: u64,
         #[source]
         error: std::io::Error,
-        /// What there was too little of, where that is why; begins with "; ".
+        /// The lack of space that caused the error, if any; starts with "; ".
         space: String,
-        /// The checkpoint that is left as the newest.
+        /// The newest remaining checkpoint.
         earlier: String,
     },
     #[error("rank {rank} was lost before its share of the checkpoint of step {step} was written; {earlier}")]
     LostWriter { step: u64, rank: u32, earlier: String },
-    #[error("the writer of checkpoints ended at step {step} without a word")]
+    #[error("the checkpoint writer exited at step {step} without reporting a result")]
     WriterLost { step: u64 },
     #[error("failed to use the checkpoint folder: {0}")]
     Folder(#[source] std::io::Error),
     #[error("failed to read the checkpoint: {0}")]
     Read(#[source] std::io::Error),
-    #[error("{path} is no checkpoint file this trainer can read: {message}")]
+    #[error("{path} is not a checkpoint file that this trainer can read: {message}")]
     Corrupt { path: PathBuf, message: String },
     #[error(
-        "none of the {count} checkpoints in {folder} can be read; the newest says: {newest}; move the folder away to start afresh"
+        "none of the {count} checkpoints in {folder} can be read; the newest says: {newest}; move the folder away to start over"
     )]
     AllCorrupt {
         count: usize,
@@ -42,25 +42,25 @@ pub(crate) enum CheckpointError {
     )]
     DoesNotFit { path: PathBuf, difference: String },
     #[error(
-        "{path} {problem}: give the folder of a checkpoint (step-<n>), or the folder of a job's checkpoints, of which the newest is taken"
+        "{path} {problem}: pass the folder of a checkpoint (step-<n>), or of a job's checkpoints to use the newest"
     )]
     NotThere { path: PathBuf, problem: &'static str },
     #[error(
-        "rank {rank} does not see in {path} what the first rank has written there: where every rank writes checkpoints, all nodes must share the volume; share it, or set checkpoint.writers to FirstRank"
+        "rank {rank} does not see the first rank's files in {path}: if every rank writes checkpoints, all nodes must share the volume; share it, or set checkpoint.writers to FirstRank"
     )]
     NotShared { path: PathBuf, rank: u32 },
     #[error(
-        "{path} has no moving average of the weights (ema.safetensors): its run had no training.ema; without --ema the trained weights are taken"
+        "{path} has no moving average of the weights (ema.safetensors): its run had no training.ema; without --ema the trained weights are used"
     )]
     NoAverage { path: PathBuf },
-    #[error("{path} is of another model: its {difference}; give the manifest that it was trained with")]
+    #[error("{path} is of another model: its {difference}; pass the manifest that it was trained with")]
     OtherModel { path: PathBuf, difference: String },
     #[error(
         "checkpoint.resume is Never, but {path} holds a checkpoint of another run, {owner}: remove it, use another folder, or set resume to Auto"
     )]
     InTheWay { path: PathBuf, owner: String },
     #[error(
-        "{path} holds a checkpoint of {owner}, but this is a job of namespace {namespace}: use another folder or volume (a sub-path for each namespace, say), or move the checkpoint away"
+        "{path} holds a checkpoint of {owner}, but this is a job of namespace {namespace}: use another folder or volume (such as a sub-path per namespace), or move the checkpoint away"
     )]
     OtherNamespace {
         path: PathBuf,
@@ -68,7 +68,7 @@ pub(crate) enum CheckpointError {
         namespace: String,
     },
     #[error(
-        "{path} says that the folder belongs to {owner}, but this is a job of namespace {namespace}: use another folder or volume (a sub-path for each namespace, say), or remove the file if that job is no more"
+        "{path} says that the folder belongs to {owner}, but this is a job of namespace {namespace}: use another folder or volume (such as a sub-path per namespace), or remove the file if that job no longer exists"
     )]
     OwnedElsewhere {
         path: PathBuf,
@@ -78,7 +78,7 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the user has to decide something: trying again, or an older checkpoint, would not help.
+    /// Whether the user must decide: neither a retry nor an older checkpoint would help.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,

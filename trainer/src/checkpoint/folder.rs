@@ -1,4 +1,4 @@
-//! The folder that holds a job's checkpoints: names, order, and what is kept.
+//! The folder of a job's checkpoints: names, order, and which are kept.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use super::restore::{Loaded, load};
 use super::shares::{Lost, LostWriter, Share, tell};
 use super::{CheckpointError, Expected, Run, STATE_FILE, Snapshot};
 
-/// Half written or half removed.
+/// Partially written or removed.
 const PARTIAL_PREFIX: &str = ".partial-";
-/// Complete, on its way to its place.
+/// Complete, but not yet in its place.
 const COMPLETE_PREFIX: &str = ".complete-";
 const STEP_PREFIX: &str = "step-";
-/// How long clients of network storage may still show what was there before.
+/// How long clients of network storage may show outdated content.
 const UNTIL_SEEN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 #[derive(Debug)]
@@ -26,14 +26,14 @@ pub(crate) struct CheckpointFolder {
     path: PathBuf,
     keep: usize,
     claim: Claim,
-    /// This rank among those that write.
+    /// This rank among the writers.
     member: Member,
     lost: Lost,
 }
 
 impl CheckpointFolder {
-    /// Opens the folder for an attempt of a run and takes it from whoever had it; makes it where it is missing, and finishes or
-    /// removes what an interrupted write left. Nothing is changed where the run may not continue from what is there.
+    /// Opens or creates the folder for an attempt of a run, takes it over, and finishes or removes
+    /// interrupted writes. Nothing changes if the run may not continue from its contents.
     pub(crate) fn open(path: &Path, keep: u32, run: Run<'_>, attempt: u32) -> Result<Self, CheckpointError> {
         make(path).map_err(CheckpointError::Folder)?;
         if let Some(newest) = newest(path).map_err(CheckpointError::Folder)? {
@@ -51,14 +51,14 @@ impl CheckpointFolder {
         Ok(folder)
     }
 
-    /// The folder of which so many ranks write checkpoints together, the first rank with them; `lost` ends its wait for one of them.
+    /// The folder as written by `ranks` ranks; `lost` ends the first one's wait for another.
     pub(crate) fn shared_by(mut self, ranks: u32, lost: Lost) -> Self {
         self.member.size = ranks;
         self.lost = lost;
         self
     }
 
-    /// The folder that the first rank has opened as `owner`, for another of the ranks that write.
+    /// The folder that the first rank opened as `owner`, for another of the writing ranks.
     pub(crate) fn join(path: &Path, owner: Owner, member: Member) -> Result<Self, CheckpointError> {
         let deadline = Instant::now() + UNTIL_SEEN;
         let claim = loop {
@@ -80,7 +80,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// Who writes here.
+    /// The run that writes here.
     pub(crate) fn owner(&self) -> &Owner {
         self.claim.owner()
     }
@@ -89,7 +89,7 @@ impl CheckpointFolder {
         let names = fs::read_dir(&self.path)?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect::<std::io::Result<Vec<_>>>()?;
-        // Before anything is put in its place: that may need a name of what is removed here.
+        // First, because putting a checkpoint in its place may need a name that is removed here.
         for name in names.iter().filter(|name| name.starts_with(PARTIAL_PREFIX)) {
             fs::remove_dir_all(self.path.join(name))?;
         }
@@ -102,12 +102,12 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Writes a checkpoint and removes those beyond the number to keep; on a rank that is not the first, its share of it.
-    /// Gives its folder and the size in bytes of what was written.
+    /// Writes a checkpoint and removes those beyond the number to keep; ranks other than the first
+    /// write their share. Returns the folder and the bytes written.
     pub(super) fn save(&self, snapshot: &Snapshot) -> Result<(PathBuf, u64), CheckpointError> {
         let step = snapshot.state.position.step;
         let partial = self.partial(step);
-        // Not even a half-written one of this name may be removed where it is a successor's.
+        // A partial folder of this name may be a successor's, and must then not be removed.
         let written = self.claim.check().and_then(|()| {
             if self.member.rank == 0 {
                 self.write(snapshot, &partial)
@@ -125,8 +125,8 @@ impl CheckpointFolder {
                 Ok((self.folder(step), bytes))
             }
             Err(error) => {
-                // Free the space again; the write's own error is the one to report. What is a successor's stays, and of a share the
-                // first rank hears.
+                // Free the space, but report the write's own error. A successor's files stay. The
+                // first rank learns of a failed share.
                 if self.member.rank == 0 && self.claim.check().is_ok() {
                     let _ = fs::remove_dir_all(&partial);
                 }
@@ -160,7 +160,7 @@ impl CheckpointFolder {
         let state = snapshot.state.to_json()?;
         checksums.write(partial, STATE_FILE, |out| out.write_all(&state))?;
         let bytes = checksums.finish(partial)?;
-        // Records of shares, and what an interrupted write of this step left.
+        // Records of shares, and leftovers of an interrupted write of this step.
         for entry in fs::read_dir(partial)? {
             let entry = entry?;
             if checksums.lists(&entry.file_name().to_string_lossy()) {
@@ -194,14 +194,14 @@ impl CheckpointFolder {
                 Ok(bytes)
             }
             Err(error) => {
-                // The first rank waits; where it cannot be told it finds out that this one is lost.
+                // The first rank waits; if it gets no record, it finds out that this rank is lost.
                 let _ = tell(partial, self.member, &Err(error.to_string()));
                 Err(error)
             }
         }
     }
 
-    /// What there was too little of, where that is why a write failed.
+    /// The space that was missing, if that is why a write failed.
     fn shortage(&self, error: &std::io::Error, needed: u64) -> String {
         let full = [
             ErrorKind::StorageFull,
@@ -212,7 +212,7 @@ impl CheckpointFolder {
             return String::new();
         }
         let folder = self.path.display();
-        // Free for this user once the half-written files are gone.
+        // Free for this user once partial files are removed.
         let place = match nix::sys::statvfs::statvfs(&self.path) {
             Ok(storage) => {
                 let free = storage.blocks_available() * storage.fragment_size();
@@ -236,9 +236,9 @@ impl CheckpointFolder {
         }
     }
 
-    /// The newest checkpoint that can be read; `is_reading` is called again and again meanwhile. One that is damaged is passed over with
-    /// a warning; one that does not fit, or that this run may not continue from, is an error. `None` where there is
-    /// none at all.
+    /// The newest readable checkpoint; `is_reading` is called repeatedly meanwhile. Damaged ones
+    /// are skipped with a warning; one that does not fit, or that this run may not continue from,
+    /// is an error. `None` if there are none.
     pub(crate) fn load_newest(
         &self,
         run: Run<'_>,
@@ -252,7 +252,7 @@ impl CheckpointFolder {
                 Ok(loaded) => return Ok(Some(loaded)),
                 Err(error) if error.is_refusal() => return Err(error),
                 Err(error) => {
-                    tracing::warn!("passing over the checkpoint of step {step}: {error}");
+                    tracing::warn!("skipping the checkpoint of step {step}: {error}");
                     newest_error.get_or_insert_with(|| error.to_string());
                 }
             }
@@ -267,8 +267,8 @@ impl CheckpointFolder {
         }
     }
 
-    /// Gives a complete checkpoint its name. Where the same step was saved before, as after a resume from it, the older
-    /// one goes; at every moment one of the two is complete under a name that [`Self::open`] knows.
+    /// Moves a complete checkpoint to its place, and removes an older one of the same step. At any
+    /// moment one of the two is complete under a name that [`Self::open`] knows.
     fn put_in_place(&self, step: u64) -> std::io::Result<()> {
         let target = self.folder(step);
         if target.exists() {
@@ -278,14 +278,14 @@ impl CheckpointFolder {
         sync_folder(&self.path)
     }
 
-    /// Removes the checkpoint of a step. It is renamed first: a half-removed folder must not look complete.
+    /// Removes a step's checkpoint. Renamed first: a partially removed one must not look complete.
     fn remove(&self, step: u64) -> std::io::Result<()> {
         let doomed = self.path.join(format!("{PARTIAL_PREFIX}removed-{step:08}"));
         fs::rename(self.folder(step), &doomed)?;
         fs::remove_dir_all(doomed)
     }
 
-    /// Where a checkpoint is written. Ranks of an earlier attempt that write together may still be at it: each attempt has its own.
+    /// The folder for writing a checkpoint. If ranks write together, each attempt has its own.
     fn partial(&self, step: u64) -> PathBuf {
         let attempt = match self.member.size {
             1 => String::new(),
@@ -317,7 +317,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Whether a job's folder holds a checkpoint; a folder that is not there holds none.
+/// Whether a job's folder has a checkpoint; a missing folder has none.
 pub(crate) fn has_checkpoints(folder: &Path) -> bool {
     newest(folder).is_ok_and(|found| found.is_some())
 }
@@ -344,7 +344,7 @@ fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix(STEP_PREFIX)?.parse().ok()
 }
 
-/// Makes the folder durable too, where it is new: a checkpoint in it is worth no more than its own name.
+/// Creates a folder. A new one is also made durable: a checkpoint needs its parent's entry.
 fn make(path: &Path) -> std::io::Result<()> {
     if path.is_dir() {
         return Ok(());

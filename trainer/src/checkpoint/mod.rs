@@ -1,21 +1,21 @@
-//! Checkpoints: a folder `step-<n>` each, complete or not there at all.
+//! Checkpoints: one folder `step-<n>` each, either complete or absent.
 //!
-//! A checkpoint is copied in host memory between two steps ([`Snapshot`]) and written beside training ([`Writer`]): into
-//! a hidden folder beside its place, of which every file and the folder are flushed to storage. The folder is then
-//! renamed: first to a hidden name that says that it is complete, then to its place. Whoever is killed in between
-//! leaves a hidden folder, which the next run removes, or puts in its place where it is complete.
+//! A checkpoint is copied to host memory between two steps ([`Snapshot`]). During training,
+//! [`Writer`] writes and flushes it in a hidden folder, which is renamed twice: to a hidden name
+//! that marks it complete, and to its place. A killed run leaves a hidden folder: the next run
+//! removes it, or moves it to its place if complete.
 //!
 //! ```text
 //! <checkpoint folder>/log.jsonl
 //!                    /owner.json                          the run that may write here
 //!                    /step-00000120/model.safetensors       weights under timm's names
 //!                                  /optimizer.safetensors   the optimizer's state, under PyTorch's names
-//!                                  /ema.safetensors         the average of the weights, where there is one
-//!                                  /state.json              position in the run, and what the weights belong to
+//!                                  /ema.safetensors         the average of the weights, if there is one
+//!                                  /state.json              position in the run, and the model
 //!                                  /checksums.json          length and CRC-32 of each of them
 //! ```
 //!
-//! Where every rank writes ([`shares`]) it is `model-00001-of-00008.safetensors` and so on, with
+//! If every rank writes ([`shares`]), it is `model-00001-of-00008.safetensors` and so on, with
 //! `model.safetensors.index.json`.
 
 mod cadence;
@@ -58,7 +58,7 @@ const AVERAGE_FILE: &str = "ema.safetensors";
 /// Named tensors, whole.
 pub(crate) type Named = Vec<(String, Tensor)>;
 
-/// A kind of tensors in every checkpoint of a run.
+/// A group of tensors in every checkpoint of a run.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Part {
@@ -68,7 +68,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// Where one rank writes it.
+    /// Its file if one rank writes it.
     fn file(self) -> &'static str {
         match self {
             Self::Model => MODEL_FILE,
@@ -77,7 +77,7 @@ impl Part {
         }
     }
 
-    /// What a rank writes of it.
+    /// A rank's file of it.
     fn file_of(self, member: Member) -> String {
         let whole = self.file();
         match whole.strip_suffix(SUFFIX) {
@@ -86,13 +86,13 @@ impl Part {
         }
     }
 
-    /// Tells which file has which tensor, where several ranks write it.
+    /// The index of tensors by file, if several ranks write it.
     fn index(self) -> String {
         format!("{}.index.json", self.file())
     }
 }
 
-/// Names and shapes of the tensors of a part.
+/// Names and shapes of a part's tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) part: Part,

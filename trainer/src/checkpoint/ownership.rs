@@ -1,11 +1,11 @@
-//! Which run may write to a checkpoint folder: the one that opened it last.
+//! Which run may write to a checkpoint folder: the latest one to open it.
 //!
-//! A node that is cut off from its cluster goes on training while the gang is replaced elsewhere, and its rank 0 may
-//! still reach the storage. It must not put checkpoints beside those of its successor, or in their place. So each
-//! attempt leaves its name in the folder, and whoever finds another name there writes no more. Between that look and the
-//! renaming of a finished checkpoint lies a moment that shared storage gives no means to close.
+//! A node cut off from its cluster keeps training while the gang is replaced, and its rank 0 may
+//! still reach the storage. It must not add checkpoints beside its successor's, or replace them. So
+//! each attempt writes its name to the folder, and stops writing if it finds another name. Shared
+//! storage cannot close the gap between this check and the renaming of a finished checkpoint.
 //!
-//! A folder that a job of another namespace has is not taken: two namespaces that share a volume can hold jobs of one name.
+//! A folder of another namespace's job is refused: namespaces with a common volume may share names.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::CheckpointError;
 const FILE: &str = "owner.json";
 const NEW_FILE: &str = ".owner.json.new";
 
-/// Who writes.
+/// The writing run.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Owner {
@@ -32,7 +32,7 @@ pub(crate) struct Owner {
     #[serde(default)]
     name: String,
     attempt: u32,
-    /// When it took the folder, which tells runs outside a cluster apart.
+    /// When it took the folder; distinguishes runs outside a cluster.
     since: Timestamp,
     process: u32,
 }
@@ -56,7 +56,7 @@ impl Owner {
         }
     }
 
-    /// For names of files that are this run's alone.
+    /// For names of files that belong to this run only.
     pub(super) fn tag(&self) -> String {
         format!(
             "{}-{}-{}",
@@ -71,7 +71,7 @@ impl Owner {
         self.job.is_some() && self.job == other.job && self.attempt > other.attempt
     }
 
-    /// Whether this is a job of another namespace than `other`, of the same cluster or another.
+    /// Whether this job is in another namespace than `other`, in the same cluster or another.
     fn is_elsewhere(&self, other: &Self) -> bool {
         let are_known = !self.namespace.is_empty() && !other.namespace.is_empty();
         self.job.is_some() && other.job.is_some() && are_known && self.namespace != other.namespace
@@ -93,7 +93,7 @@ impl std::fmt::Display for Owner {
 }
 
 impl Claim {
-    /// Takes a folder, unless a later attempt of the same job has it, or a job of another namespace.
+    /// Takes a folder, unless a later attempt of the job or a job of another namespace has it.
     pub(super) fn take(folder: &Path, owner: Owner) -> Result<Self, CheckpointError> {
         let claim = Self {
             path: folder.join(FILE),
@@ -124,7 +124,7 @@ impl Claim {
         fs::rename(new, &self.path)
     }
 
-    /// That of the rank which has taken the folder for the whole run, `None` where this rank does not see it there.
+    /// The claim of the rank that took the folder for the run; `None` if this rank cannot see it.
     pub(super) fn of_run(folder: &Path, owner: &Owner) -> std::io::Result<Option<Self>> {
         let claim = Self {
             path: folder.join(FILE),
@@ -140,7 +140,7 @@ impl Claim {
         &self.owner
     }
 
-    /// Fails where another run has taken the folder since.
+    /// Fails if another run has taken the folder meanwhile.
     pub(super) fn check(&self) -> std::io::Result<()> {
         match self.read()?.filter(|owner| *owner != self.owner) {
             Some(other) => Err(self.lost_to(&other)),
@@ -148,7 +148,7 @@ impl Claim {
         }
     }
 
-    /// Who has the folder; nobody where the file is gone or says nothing that can be read.
+    /// The folder's owner; `None` if the file is missing or unreadable.
     fn read(&self) -> std::io::Result<Option<Owner>> {
         match fs::read(&self.path) {
             Ok(content) => Ok(serde_json::from_slice(&content).ok()),
@@ -159,7 +159,7 @@ impl Claim {
 
     fn lost_to(&self, other: &Owner) -> std::io::Error {
         std::io::Error::other(format!(
-            "{} says that the folder belongs to another run by now ({other}); of two runs, each needs a folder of its own",
+            "{} says that the folder now belongs to another run ({other}); each run needs a separate folder",
             self.path.display()
         ))
     }

@@ -1,4 +1,4 @@
-//! The values of a checkpoint for a run that continues from it, exactly, if it may.
+//! Reads a checkpoint's values for a run that may continue from it, exactly.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use super::checksums::Checksums;
 use super::shares::{entry, files_of, has};
 use super::{CheckpointError, Expected, Part, STATE_FILE, State, Stored};
 
-/// So many differences are told one by one.
-const TOLD_DIFFERENCES: usize = 3;
+/// How many differences are listed.
+const LISTED_DIFFERENCES: usize = 3;
 
-/// Who wants to continue from a checkpoint.
+/// The run that is to continue from a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run<'a> {
     pub(crate) job: &'a JobIdentity,
@@ -20,21 +20,21 @@ pub(crate) struct Run<'a> {
     pub(crate) resume: Resume,
 }
 
-/// A checkpoint of which every byte was checked.
+/// A fully verified checkpoint.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) state: State,
     pub(crate) path: PathBuf,
-    /// The whole tensors of each part, in the order in which they were expected.
+    /// The tensors of each part, in the expected order.
     pub(crate) values: Vec<(Part, Vec<Stored>)>,
     pub(crate) average: SavedAverage,
 }
 
-/// What a checkpoint's average of the weights is to the run that continues from it. A run may begin or end to keep one
-/// at any checkpoint.
+/// How a checkpoint's average of the weights fits the run that continues from it. A run may start
+/// or stop keeping one at any checkpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum SavedAverage {
-    /// Both have one, or neither has one.
+    /// Both have one, or neither has.
     Fits,
     /// The run keeps one and the checkpoint has none.
     Missing,
@@ -42,7 +42,7 @@ pub(crate) enum SavedAverage {
     Unused,
 }
 
-/// Opens the checkpoint in `folder`, and calls `is_reading` again and again while it is read once.
+/// Opens the checkpoint in `folder`, and calls `is_reading` repeatedly while reading it once.
 pub(super) fn load(
     folder: &Path,
     run: Run<'_>,
@@ -54,7 +54,7 @@ pub(super) fn load(
     run.may_continue_from(&state.job, folder)?;
     let other_model = state.model.difference(run.model);
     let is_kept = parts.iter().any(|expected| expected.part == Part::Average);
-    // The list of files tells an average that was never saved from one that is lost.
+    // The list of files distinguishes an average that was never saved from a lost one.
     let average = match (is_kept, has(&checksums, Part::Average)) {
         (true, false) => SavedAverage::Missing,
         (false, true) => SavedAverage::Unused,
@@ -75,7 +75,7 @@ pub(super) fn load(
             }
         }
     }
-    // Tensors alone do not tell everything: any number of heads has the same ones.
+    // Tensors do not show everything: their shapes do not depend on the number of heads.
     if let Some(model) = other_model {
         return Err(CheckpointError::DoesNotFit {
             path: folder.join(STATE_FILE),
@@ -95,7 +95,7 @@ fn read_state(folder: &Path, checksums: &Checksums) -> Result<State, CheckpointE
 }
 
 impl Run<'_> {
-    /// Whether it may continue from the checkpoint in `folder`, by the state that it tells. One that is damaged is nobody's.
+    /// Whether it may continue from the checkpoint in `folder`; damaged ones have no owner.
     pub(super) fn may_continue(self, folder: &Path) -> Result<(), CheckpointError> {
         match Checksums::open(folder).and_then(|checksums| read_state(folder, &checksums)) {
             Ok(state) => self.may_continue_from(&state.job, folder),
@@ -103,10 +103,10 @@ impl Run<'_> {
         }
     }
 
-    /// The same of one that `owner` made.
+    /// The same for a checkpoint by `owner`.
     ///
-    /// Two namespaces that share a volume can hold jobs of one name, whose folders are then the same: neither takes the
-    /// other's checkpoints. Outside a cluster there are no namespaces, and a folder is used because someone named it.
+    /// Jobs with one name in two namespaces that share a volume have the same folder: neither uses
+    /// the other's checkpoints. Outside a cluster, there are no namespaces, and users name folders.
     fn may_continue_from(self, owner: &JobIdentity, folder: &Path) -> Result<(), CheckpointError> {
         let both_in_clusters = self.job.uid.is_some() && owner.uid.is_some();
         if both_in_clusters && self.job.namespace != owner.namespace {
@@ -145,12 +145,12 @@ fn find(
     let mut all = BTreeMap::new();
     for file in files_of(folder, checksums, part)? {
         checksums.check(folder, &file, is_reading)?;
-        all.extend(Stored::of_file(&folder.join(file))?);
+        all.extend(Stored::from_file(&folder.join(file))?);
     }
     Ok(all)
 }
 
-/// Exactly the tensors in `expected`, or how they differ from what was found.
+/// Exactly the tensors in `expected`, or the differences.
 fn fit(mut found: BTreeMap<String, Stored>, expected: &[(String, Vec<i64>)]) -> Result<Vec<Stored>, String> {
     let mut differences = Vec::new();
     let mut fitting = Vec::new();
@@ -175,10 +175,10 @@ fn fit(mut found: BTreeMap<String, Stored>, expected: &[(String, Vec<i64>)]) -> 
     }
 }
 
-/// The first few differences, and how many more there are.
+/// The first few differences, and the number of others.
 fn tell(differences: &[String]) -> String {
-    let told = differences[..differences.len().min(TOLD_DIFFERENCES)].join("; ");
-    match differences.len().saturating_sub(TOLD_DIFFERENCES) {
+    let told = differences[..differences.len().min(LISTED_DIFFERENCES)].join("; ");
+    match differences.len().saturating_sub(LISTED_DIFFERENCES) {
         0 => told,
         more => format!("{told}; and {more} more"),
     }
@@ -207,7 +207,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder");
         let path = place.path().join("a.safetensors");
         tensor_file::save(&path, &tensors, &BTreeMap::new(), Existing::Keep).expect("writes");
-        Stored::of_file(&path).expect("reads")
+        Stored::from_file(&path).expect("reads")
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The tensors of a checkpoint by the rank that writes them.
+//! Which rank writes which tensors of a checkpoint.
 //!
-//! The first rank writes all of them, or each rank its share: whole tensors, so that whoever reads needs to know nothing of how
-//! a run was divided. The files of a part then have an index, as Hugging Face's libraries write and read it. Each rank leaves a
-//! record beside its files once they are flushed. The first rank awaits the records, writes the index and the checksums of all
-//! files, and publishes the checkpoint. So the ranks meet on storage alone, and training does not wait.
+//! The first rank writes all, or each rank its share: whole tensors, so that readers do not depend
+//! on the run's parallelism. A part's files then have an index, as in Hugging Face's libraries.
+//! Each rank flushes its files and adds a record. The first rank awaits the records, writes index
+//! and checksums, and publishes the checkpoint. Ranks meet on storage only: training never waits.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -20,14 +20,14 @@ use super::{CheckpointError, Part, Snapshot};
 use crate::error::ranks_in_words;
 use crate::tensor_file;
 
-/// How long the first rank waits for the shares of the others after it has written its own. At the end of an epoch they wait for
-/// it in a collective, which takes ten minutes at most.
+/// How long the first rank waits for the other shares after its own. At the end of an epoch the
+/// others wait for it in a collective with a timeout of ten minutes.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// How long it still waits when a rank is lost: the others end, too, and finish their shares before.
+/// How long it waits once a rank is lost: the others end too, but finish their shares first.
 const PATIENCE_AFTER_LOSS: Duration = Duration::from_secs(20);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Tells the rank that is known to be lost, if one is.
+/// Returns the rank that is known to be lost, if any.
 #[derive(Clone)]
 pub(crate) struct Lost(pub(crate) Arc<dyn Fn() -> Option<u32> + Send + Sync>);
 
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Lost {
     }
 }
 
-/// Gives each of these tensors, by its size, to one of so many ranks: the largest first, each to the rank that has the least.
+/// Assigns each tensor, by size, to a rank: the largest first, each to the rank with the least.
 pub(crate) fn assign(sizes: &[u64], ranks: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
@@ -51,21 +51,21 @@ pub(crate) fn assign(sizes: &[u64], ranks: u32) -> Vec<u32> {
     owners
 }
 
-/// A rank was lost before it had written its share.
+/// A rank was lost before writing its share.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("rank {rank} was lost before its share was written")]
 pub(super) struct LostWriter {
     pub(super) rank: u32,
 }
 
-/// What a rank tells of its share: what it has written, or why it could not.
+/// A rank's report on its share: the files written, or the error.
 type Record = Result<Share, String>;
 
 /// Files that a rank has written and flushed.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Share {
     pub(super) checksums: Checksums,
-    /// Of each part: the file of each tensor, and bytes of all.
+    /// For each part: the file of each tensor, and the bytes of all.
     parts: BTreeMap<Part, (BTreeMap<String, String>, u64)>,
 }
 
@@ -88,7 +88,7 @@ impl Share {
         Ok(share)
     }
 
-    /// Adds the shares of the other ranks, once they are written, and an index of each part.
+    /// Adds the shares of the other ranks once they are written, and an index of each part.
     pub(super) fn complete(&mut self, folder: &Path, size: u32, lost: &Lost) -> std::io::Result<()> {
         for other in await_others(folder, size, lost)? {
             self.checksums.extend(other.checksums);
@@ -111,7 +111,7 @@ impl Share {
     }
 }
 
-/// Leaves the record of a share, or of why it could not be written.
+/// Writes the record of a share, or of its error.
 pub(super) fn tell(folder: &Path, member: Member, record: &Record) -> std::io::Result<()> {
     let path = folder.join(record_of(member));
     let new = path.with_extension("new");
@@ -123,21 +123,21 @@ fn record_of(member: Member) -> String {
     format!("share-{}.json", number(member))
 }
 
-/// As Hugging Face's libraries count files.
+/// Numbers files as Hugging Face's libraries do.
 pub(super) fn number(member: Member) -> String {
     format!("{:05}-of-{:05}", member.rank + 1, member.size)
 }
 
-/// The shares of all ranks but the first.
+/// The shares of the other ranks.
 fn await_others(folder: &Path, size: u32, lost: &Lost) -> std::io::Result<Vec<Share>> {
     let mut deadline = Instant::now() + PATIENCE;
     let mut missing: Vec<u32> = (1..size).collect();
     let mut shares = Vec::new();
     let mut known_lost = None;
     loop {
-        // Asked first: a rank may leave its record and end.
+        // Checked first: a rank may write its record and then end.
         let lost = (lost.0)();
-        // Listed and not looked up by name: clients of network storage remember for a while which names there are not.
+        // Listed, not looked up: clients of network storage cache missing names for a while.
         let names = fs::read_dir(folder)?
             .map(|entry| Ok(entry?.file_name()))
             .collect::<std::io::Result<HashSet<_>>>()?;
@@ -168,7 +168,7 @@ fn await_others(folder: &Path, size: u32, lost: &Lost) -> std::io::Result<Vec<Sh
         }
         if Instant::now() >= deadline {
             return Err(match known_lost {
-                // The others went with it.
+                // The others are lost with it.
                 Some(rank) => std::io::Error::other(LostWriter { rank }),
                 None => std::io::Error::other(format!(
                     "the shares of {} are not in {} after {} s",
@@ -178,11 +178,11 @@ fn await_others(folder: &Path, size: u32, lost: &Lost) -> std::io::Result<Vec<Sh
                 )),
             });
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// `model.safetensors.index.json` and its like.
+/// `model.safetensors.index.json` and its equivalents.
 #[derive(Debug, Serialize, Deserialize)]
 struct Index {
     metadata: IndexMetadata,
@@ -194,7 +194,7 @@ struct IndexMetadata {
     total_size: u64,
 }
 
-/// The file of a part, or those that its index names.
+/// The file of a part, or the files in its index.
 pub(super) fn files_of(
     folder: &Path,
     checksums: &Checksums,
@@ -212,7 +212,7 @@ pub(super) fn files_of(
     Ok(index.weight_map.into_values().collect())
 }
 
-/// The file with which reading a part begins: its index where several ranks wrote it, else the part itself.
+/// The first file to read for a part: its index if several ranks wrote it, else the part itself.
 pub(super) fn entry(checksums: &Checksums, part: Part) -> String {
     Some(part.index())
         .filter(|index| checksums.knows(index))

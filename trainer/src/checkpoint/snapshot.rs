@@ -1,5 +1,5 @@
-//! A copy of everything that a checkpoint holds, made between two steps, so that training may go on while it is
-//! written.
+//! A copy of everything in a checkpoint, made between two steps so that training continues while it
+//! is written.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::tensor_file::{self, Metadata, PRODUCER};
 pub(crate) struct Snapshot {
     pub(super) state: State,
     pub(super) files: Vec<(Part, Named)>,
-    /// How long training stood still for it.
+    /// How long training was paused for it.
     pub(super) took: Duration,
 }
 
 impl Snapshot {
-    /// Of these tensors in host memory, for which training stood still so long.
+    /// From these tensors in host memory, for which training was paused for `took`.
     pub(crate) fn new(state: State, files: Vec<(Part, Named)>, took: Duration) -> Self {
         Self { state, files, took }
     }
 
-    /// Bytes of all tensors. Headers and the other files are small beside them.
+    /// Bytes of all tensors. Headers and other files are small in comparison.
     pub(super) fn bytes(&self) -> u64 {
         let tensors = self.files.iter().flat_map(|(_, tensors)| tensors);
         tensors
@@ -30,13 +30,13 @@ impl Snapshot {
             .sum()
     }
 
-    /// What each safetensors file says of itself. `format` is what readers of PyTorch's ecosystem ask for.
+    /// The metadata of each safetensors file. Readers in PyTorch's ecosystem need `format`.
     pub(super) fn metadata(&self) -> Metadata {
         let position = self.state.position;
         BTreeMap::from([
             ("format", "pt".into()),
             ("producer", PRODUCER.into()),
-            // What no tensor's shape tells.
+            // Not visible in any tensor's shape.
             ("heads", self.state.model.heads.to_string()),
             ("step", position.step.to_string()),
             ("epoch", position.epoch.to_string()),

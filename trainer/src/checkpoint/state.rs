@@ -9,39 +9,39 @@ use super::CheckpointError;
 use crate::data::DataIdentity;
 use crate::loss_scale::LossScale;
 
-/// What `format` says in every file of this kind.
+/// The `format` in every file of this kind.
 const FORMAT: &str = "vit-trainer checkpoint";
 /// Raised with every change that older readers would misread.
 const VERSION: u32 = 2;
 
-/// Where in the run a checkpoint was made. With the seed it determines everything that follows: the order of images,
-/// their augmentation and drop path are functions of seed, epoch, step and place.
+/// The position of a checkpoint in the run. With the seed it determines what follows: the order of
+/// images, augmentation and drop path are functions of seed, epoch, step and place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Position {
     /// Epochs finished.
     pub(crate) epoch: u32,
-    /// Images of the running epoch's order that are used up. In images, not steps, so that it holds for any number of
-    /// ranks.
+    /// Images used of the running epoch's order. Images instead of steps, so that it is valid for
+    /// any number of ranks.
     pub(crate) images_into_epoch: u64,
-    /// Optimizer steps finished, with those that were skipped because gradients overflowed fp16.
+    /// Optimizer steps finished, including those skipped because gradients overflowed fp16.
     pub(crate) step: u64,
     /// Optimizer steps that changed the weights.
     pub(crate) updates: u64,
-    /// Images of the running epoch that were classified right.
+    /// Correctly classified images of the running epoch.
     pub(crate) correct: u64,
-    /// Images of the running epoch that were classified.
+    /// Classified images of the running epoch.
     pub(crate) counted: u64,
     /// The loss scale; only with fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) loss_scale: Option<LossScale>,
 }
 
-/// What came of the last evaluation, if there was one.
+/// The result of the last evaluation, if there was one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Validation {
     pub(crate) accuracy: Option<f64>,
-    /// Where images may show several classes.
+    /// Only if images may show several classes.
     pub(crate) mean_average_precision: Option<f64>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct State {
     validation_accuracy: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     validation_mean_average_precision: Option<f64>,
-    /// The data that it was trained on; older checkpoints do not have it.
+    /// The training data; absent in older checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<DataIdentity>,
 }

@@ -1,4 +1,4 @@
-//! A tensor in a file of a checkpoint, read when it is wanted: whoever restores a run never holds more than one of them beside the
+//! A tensor in a checkpoint file, read on demand: a restore holds at most one of them beside the
 //! run's own.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tch::Tensor;
 use super::CheckpointError;
 use crate::tensor_file;
 
-/// Of a header's length.
+/// Bytes of a header's length.
 const LENGTH_BYTES: u64 = 8;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Stored {
 
 impl Stored {
     /// The tensors of a safetensors file, by name.
-    pub(super) fn of_file(path: &Path) -> Result<BTreeMap<String, Self>, CheckpointError> {
+    pub(super) fn from_file(path: &Path) -> Result<BTreeMap<String, Self>, CheckpointError> {
         let corrupt = |message: String| CheckpointError::Corrupt {
             path: path.into(),
             message,
@@ -40,7 +40,7 @@ impl Stored {
         let length = u64::from_le_bytes(length);
         let whole = file.metadata().map_err(CheckpointError::Read)?.len();
         if length > whole.saturating_sub(LENGTH_BYTES) {
-            return Err(corrupt(format!("its header of {length} bytes is not whole")));
+            return Err(corrupt(format!("its header of {length} bytes is truncated")));
         }
         let mut header = Vec::new();
         (&mut file)
@@ -51,7 +51,7 @@ impl Stored {
         let begin = LENGTH_BYTES + length;
         if begin + header.data_len() as u64 != whole {
             return Err(corrupt(format!(
-                "its header tells of {} bytes of values, and it has {}",
+                "its header says {} bytes of values, but it has {}",
                 header.data_len(),
                 whole - begin
             )));
@@ -71,7 +71,7 @@ impl Stored {
         Ok(stored.collect())
     }
 
-    /// Whether it has this shape, and numbers of 32 bits.
+    /// Whether it has this shape and 32-bit numbers.
     pub(super) fn is(&self, shape: &[i64]) -> bool {
         let sizes = self.shape.iter().map(|size| *size as i64);
         self.dtype == Dtype::F32 && sizes.eq(shape.iter().copied())
@@ -94,6 +94,6 @@ impl Stored {
         };
         let view = TensorView::new(self.dtype, self.shape.clone(), &bytes)
             .map_err(|error| corrupt(error.to_string()))?;
-        tensor_file::tensor_of(&view).ok_or_else(|| corrupt(format!("{} is not read", self.dtype)))
+        tensor_file::tensor_of(&view).ok_or_else(|| corrupt(format!("{} is not supported", self.dtype)))
     }
 }

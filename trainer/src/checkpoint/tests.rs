@@ -65,7 +65,7 @@ fn named(value: f64) -> Named {
     )]
 }
 
-/// The parts of which every run is.
+/// The parts of every run.
 fn expected() -> [Expected; 2] {
     [Part::Model, Part::Optimizer].map(|part| Expected {
         part,
@@ -80,7 +80,7 @@ fn average() -> Expected {
     }
 }
 
-/// A value of each part that was loaded.
+/// A value from each loaded part.
 fn values(loaded: &Loaded) -> Vec<f64> {
     let parts = loaded.values.iter();
     parts
@@ -97,20 +97,20 @@ pub(super) fn snapshot(step: u64) -> Snapshot {
     snapshot_of(step, step as f64, step as f64 + 0.5)
 }
 
-/// The folder as an attempt of one job has it.
+/// The folder as an attempt of one job opens it.
 pub(super) fn open(path: &Path, keep: u32, attempt: u32) -> CheckpointFolder {
     let (job, model) = (job("research", Some("first")), model());
     CheckpointFolder::open(path, keep, run(&job, &model, Resume::Auto), attempt).expect("opens")
 }
 
-/// A folder of its own that keeps so many checkpoints.
+/// A new folder that keeps `keep` checkpoints.
 fn folder(keep: u32) -> (tempfile::TempDir, CheckpointFolder) {
     let place = tempfile::tempdir().expect("a folder");
     let folder = open(place.path(), keep, 1);
     (place, folder)
 }
 
-/// What is in a folder of checkpoints beside the name of its owner.
+/// The contents of a checkpoint folder, except its owner's name.
 fn contents(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("lists");
     let names = entries.map(|entry| {
@@ -153,7 +153,7 @@ fn the_newest_is_loaded_and_only_so_many_are_kept() {
 fn a_checkpoint_is_good_though_an_old_one_cannot_be_removed() {
     let (place, folder) = folder(1);
     save(&folder, 5);
-    // Takes the name to which the old checkpoint is renamed before its removal.
+    // Occupies the name to which the old checkpoint is renamed before its removal.
     fs::write(place.path().join(".partial-removed-00000005"), "").expect("writes");
     save(&folder, 10);
     assert_eq!(load_into(&folder).expect("reads"), Some((10, 10.0, 10.5)));
@@ -226,7 +226,7 @@ fn no_readable_checkpoint_left_is_an_error() {
     assert!(
         message.starts_with("none of the 2 checkpoints in ")
             && message.contains(
-                "step-00000002/state.json is no checkpoint file this trainer can read: it has 2 bytes"
+                "step-00000002/state.json is not a checkpoint file that this trainer can read: it has 2 bytes"
             ),
         "{message}"
     );
@@ -290,7 +290,7 @@ fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
     let partial = ".partial-step-00000007";
     let complete = ".complete-step-00000007";
     let doomed = ".partial-removed-00000007";
-    // What lies in the folder when the kill comes, in the order in which a save passes through it.
+    // The folder's contents at a kill, in the order of a save.
     let moments: [(&[(&str, f64)], f64); 5] = [
         (&[(target, OLD), (partial, NEW)], OLD),
         (&[(target, OLD), (complete, NEW)], NEW),
@@ -346,7 +346,7 @@ fn a_failed_write_names_the_path_and_leaves_the_earlier_checkpoint() {
     assert_eq!(load_into(&folder).expect("reads"), Some((1, 1.0, 1.5)));
 }
 
-/// What comes of a checkpoint that job `research/digits` with uid `first` made.
+/// The result of continuing from a checkpoint of job `research/digits` with uid `first`.
 fn continued(job: JobIdentity, resume: Resume) -> Result<u64, String> {
     let (_place, folder) = folder(3);
     save(&folder, 3);
@@ -415,7 +415,7 @@ fn a_job_that_is_refused_changes_nothing() {
         assert_eq!(left, [".partial-step-00000004", "step-00000003"]);
         save(&folder, 3);
     }
-    // Before the owner has saved anything, too.
+    // Also before the owner has saved anything.
     fs::remove_dir_all(place.path().join("step-00000003")).expect("removes");
     let message = open(&job("production", Some("second")), Resume::Auto);
     assert!(
@@ -452,7 +452,7 @@ fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
     assert_eq!(load(&all).0, 1, "the one before is taken");
 }
 
-/// What a rank writes of a checkpoint with the weights `a` of rank 0 and `b` of rank 1.
+/// A rank's share of a checkpoint with the weights `a` of rank 0 and `b` of rank 1.
 fn share_of(rank: u32, step: u64) -> Snapshot {
     let tensor = |name: &str, value| (name.into(), Tensor::full([2], value, (Kind::Float, Device::Cpu)));
     let files = match rank {
@@ -473,7 +473,7 @@ fn shared_parts() -> [Expected; 2] {
     [part(Part::Model, &["a", "b"]), part(Part::Optimizer, &["m"])]
 }
 
-/// The folder of two ranks that write, for each of them; rank 1 is lost where `lost` says so.
+/// The folder of two writing ranks, for each of them; rank 1 is lost if `lost` is set.
 fn shared(path: &Path, lost: bool) -> [CheckpointFolder; 2] {
     let lost = Lost(Arc::new(move || lost.then_some(1)));
     let first = open(path, 9, 1).shared_by(2, lost);
@@ -554,7 +554,7 @@ fn a_checkpoint_of_which_a_share_is_missing_is_not_published() {
     assert_eq!(error.exit_code(), ExitCode::PeerLost, "storage is not to blame");
     assert_eq!(contents(place.path()), [] as [&str; 0], "the space is free");
 
-    // It had written its share, and was lost afterwards.
+    // It wrote its share before it was lost.
     other.save(&share_of(1, 8)).expect("writes");
     first.save(&share_of(0, 8)).expect("is complete");
     assert_eq!(contents(place.path()), ["step-00000008"]);
@@ -589,8 +589,8 @@ fn a_rank_of_an_earlier_attempt_writes_nothing_into_a_checkpoint_of_its_successo
         .save(&share_of(1, 7))
         .expect_err("its time is over")
         .to_string();
-    assert!(message.contains("belongs to another run by now"), "{message}");
-    // As if it had looked before, and written only now.
+    assert!(message.contains("now belongs to another run"), "{message}");
+    // As if it had checked earlier and wrote only now.
     let own = place
         .path()
         .join(format!(".partial-{}-step-00000007", late.owner().tag()));

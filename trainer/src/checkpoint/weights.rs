@@ -1,4 +1,4 @@
-//! A checkpoint opened for its weights alone, by a command that does not train. Nothing in its folder is changed.
+//! A checkpoint opened for its weights only, by commands that do not train and do not change it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +14,14 @@ use crate::model::Weights;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum WeightsKind {
-    /// What the optimizer changes.
+    /// The optimizer's.
     Trained,
     /// Their exponential moving average.
     Ema,
 }
 
 impl WeightsKind {
-    /// As `--ema` says.
+    /// By `--ema`.
     pub(crate) fn of(ema: bool) -> Self {
         if ema { Self::Ema } else { Self::Trained }
     }
@@ -58,7 +58,7 @@ impl SavedCheckpoint {
         has(&self.checksums, Part::Average)
     }
 
-    /// Weights in 32 bits, with every byte checked.
+    /// Weights in 32 bits, with all bytes verified.
     pub(crate) fn weights(&self, kind: WeightsKind) -> Result<Weights, TrainError> {
         let part = match kind {
             WeightsKind::Trained => Part::Model,
@@ -88,7 +88,7 @@ impl SavedCheckpoint {
         })
     }
 
-    /// An error where its weights are not those of `model`.
+    /// An error if its weights are not those of `model`.
     pub(crate) fn is_of(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
         match self.state.model.difference(model) {
             None => Ok(()),
@@ -100,11 +100,11 @@ impl SavedCheckpoint {
     }
 }
 
-/// The folder of the checkpoint that `path` names: itself, or the newest one in the folder of a job.
+/// The checkpoint folder that `path` names: itself, or the newest in a job's folder.
 pub(crate) fn locate(path: &Path) -> Result<PathBuf, CheckpointError> {
     if !path.is_dir() {
         let problem = if path.exists() {
-            "is no folder"
+            "is not a folder"
         } else {
             "does not exist"
         };
@@ -159,7 +159,7 @@ mod tests {
         for (path, problem) in [
             (empty.path(), "holds no checkpoint"),
             (Path::new("/nowhere/digits"), "/nowhere/digits does not exist"),
-            (&file, "is no folder"),
+            (&file, "is not a folder"),
         ] {
             let error = locate(path).expect_err("refused");
             assert!(error.to_string().contains(problem), "{error}");

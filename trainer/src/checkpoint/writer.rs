@@ -1,4 +1,4 @@
-//! Writing in the background, one checkpoint at a time.
+//! Background writing, one checkpoint at a time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use super::{CheckpointError, CheckpointFolder, Position, Snapshot};
 
-/// How long a write under way is given when training has failed meanwhile. What it saves may be many steps of work;
-/// storage that hangs must not keep the failure from being told. The operator gives the pods of a failed attempt 30 s.
+/// How long a running write may take after training has failed. It may save many steps of work, but
+/// hanging storage must not delay the failure report. Pods of a failed attempt have 30 s.
 const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(25);
 
-/// Writes snapshots on a thread of its own. A write that has begun ends, or fails, before the next one begins.
+/// Writes snapshots on a thread. A write ends or fails before the next one starts.
 #[derive(Debug)]
 pub(crate) struct Writer {
     folder: Arc<CheckpointFolder>,
-    under_way: Option<UnderWay>,
+    pending: Option<PendingWrite>,
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingWrite {
     step: u64,
     result: Receiver<Result<Written, CheckpointError>>,
 }
@@ -29,9 +29,9 @@ pub(crate) struct Written {
     pub(crate) position: Position,
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
-    /// How long training stood still while values were copied.
+    /// How long training was paused to copy values.
     pub(crate) snapshot: Duration,
-    /// How long writing took beside training.
+    /// How long writing took during training.
     pub(crate) write: Duration,
 }
 
@@ -39,17 +39,17 @@ impl Writer {
     pub(crate) fn new(folder: CheckpointFolder) -> Self {
         Self {
             folder: Arc::new(folder),
-            under_way: None,
+            pending: None,
         }
     }
 
-    /// Whether a write is under way whose end has not been told yet.
+    /// Whether a write is running whose end was not reported yet.
     pub(crate) fn is_busy(&self) -> bool {
-        self.under_way.is_some()
+        self.pending.is_some()
     }
 
-    /// Begins to write, once the write before it has ended; gives what came of that one. `meanwhile` is kept while it writes, and
-    /// dropped before the end can be heard of.
+    /// Starts to write after the previous write has ended, whose result it returns. `meanwhile` is
+    /// kept while it writes, and dropped before the result is visible.
     pub(crate) fn begin(
         &mut self,
         snapshot: Snapshot,
@@ -58,7 +58,7 @@ impl Writer {
         let before = self.wait()?;
         let folder = Arc::clone(&self.folder);
         let (sender, result) = sync_channel(1);
-        self.under_way = Some(UnderWay {
+        self.pending = Some(PendingWrite {
             step: snapshot.state.position.step,
             result,
         });
@@ -67,16 +67,16 @@ impl Writer {
             .spawn(move || {
                 let written = write(&folder, &snapshot);
                 drop(meanwhile);
-                // Nobody listens any more where training has failed meanwhile and patience is over.
+                // Nobody listens if training has failed and patience is over.
                 let _ = sender.send(written);
             })
             .map_err(CheckpointError::Folder)?;
         Ok(before)
     }
 
-    /// What came of a write that has ended since the last call.
+    /// The result of a write that has ended since the last call.
     pub(crate) fn poll(&mut self) -> Result<Option<Written>, CheckpointError> {
-        let Some(UnderWay { step, result }) = &self.under_way else {
+        let Some(PendingWrite { step, result }) = &self.pending else {
             return Ok(None);
         };
         let ended = match result.try_recv() {
@@ -84,22 +84,22 @@ impl Writer {
             Err(TryRecvError::Disconnected) => Err(CheckpointError::WriterLost { step: *step }),
             Ok(ended) => ended,
         };
-        self.under_way = None;
+        self.pending = None;
         ended.map(Some)
     }
 
-    /// Waits for the write under way, if there is one.
+    /// Waits for the running write, if any.
     pub(crate) fn wait(&mut self) -> Result<Option<Written>, CheckpointError> {
-        let Some(UnderWay { step, result }) = self.under_way.take() else {
+        let Some(PendingWrite { step, result }) = self.pending.take() else {
             return Ok(None);
         };
         let lost = |_| Err(CheckpointError::WriterLost { step });
         result.recv().unwrap_or_else(lost).map(Some)
     }
 
-    /// Waits for the write under way although training has failed: what it saves is sound.
+    /// Waits for the running write although training has failed: what it saves is valid.
     pub(crate) fn wait_after_failure(&mut self) -> Option<Written> {
-        let UnderWay { step, result } = self.under_way.take()?;
+        let PendingWrite { step, result } = self.pending.take()?;
         match result.recv_timeout(PATIENCE_AFTER_FAILURE) {
             Ok(Ok(written)) => Some(written),
             Ok(Err(error)) => {
@@ -108,7 +108,7 @@ impl Writer {
             }
             Err(RecvTimeoutError::Timeout) => {
                 tracing::error!(
-                    "the checkpoint of step {step} is given up: it is not written after {} s",
+                    "gave up the checkpoint of step {step}: it is not written after {} s",
                     PATIENCE_AFTER_FAILURE.as_secs()
                 );
                 None
@@ -119,7 +119,7 @@ impl Writer {
 }
 
 impl Drop for Writer {
-    /// A panic in training ends here.
+    /// A panic in training ends up here.
     fn drop(&mut self) {
         self.wait_after_failure();
     }

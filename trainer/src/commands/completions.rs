@@ -1,4 +1,4 @@
-//! `vit-trainer completions`: what a shell needs to complete this program's command line.
+//! `vit-trainer completions`: completions of this program's command line for a shell.
 
 use clap::Command;
 use clap_complete::Shell;

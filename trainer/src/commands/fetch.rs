@@ -1,4 +1,4 @@
-//! `vit-trainer fetch`: a data set from where it is to where it is read.
+//! `vit-trainer fetch`: copies a data set from a store to a folder.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -15,26 +15,26 @@ use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::termination;
 
-/// Between two lines or two states of the bar.
+/// Time between two lines or updates of the bar.
 const TERMINAL_PACE: Duration = Duration::from_millis(200);
 const LINE_PACE: Duration = Duration::from_secs(10);
 
 /// The command line of `fetch`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE=true for public buckets; GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_SKIP_SIGNATURE; HF_TOKEN, HF_ENDPOINT.\n\nFiles that are there already are not fetched again, and what broke off goes on where it was. Exit code 2 if a place cannot be read as it is named or without credentials, 79 if the store or the folder failed, 143 if it was stopped.\n\nExample: vit-trainer fetch hf://datasets/uoft-cs/cifar10 --to /data/cifar10\nExample: vit-trainer fetch 's3://images/train-*.tar' 's3://images/val-*.tar' --to /data/images"
+    after_help = "Credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE=true for public buckets; GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_SKIP_SIGNATURE; HF_TOKEN, HF_ENDPOINT.\n\nExisting files are not fetched again, and interrupted ones are resumed. Exit code 2 if a location is wrong or needs credentials, 79 if the store or the folder failed, 143 if it was stopped.\n\nExample: vit-trainer fetch hf://datasets/uoft-cs/cifar10 --to /data/cifar10\nExample: vit-trainer fetch 's3://images/train-*.tar' 's3://images/val-*.tar' --to /data/images"
 )]
 pub(crate) struct Arguments {
     #[arg(
         required = true,
         value_name = "LOCATION",
-        help = "Where the files are: s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH] or https://HOST/PATH. The last part of a path may have a range such as {000..127} and, but for web servers, a *"
+        help = "Location of the files: s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH] or https://HOST/PATH. The last part of a path may have a range such as {000..127} and, except for web servers, a *"
     )]
     from: Vec<Location>,
     /// Folder to fetch into
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// How long a store that fails is asked again, in seconds
+    /// How long to retry a failing store, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "300")]
     retry_seconds: u64,
 }
@@ -49,9 +49,9 @@ impl Failure for objects::Error {
     }
 }
 
-/// Fetches, and tells how far it is. Gives the exit code. In a pod, the operator is told what failed.
+/// Fetches and shows progress. Returns the exit code. In a pod, the operator learns of failures.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
-    run(arguments).inspect_err(|error| termination::leave(termination::of_error(error)))
+    run(arguments).inspect_err(|error| termination::leave(termination::from_error(error)))
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, TrainError> {
@@ -65,7 +65,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         tokio::select! {
             fetched = fetch(arguments) => fetched.map(|()| ExitCode::Done),
             () = stop.cancelled() => {
-                tracing::warn!("stopped: fetching again goes on where it was");
+                tracing::warn!("stopped: fetch again to continue");
                 Ok(ExitCode::Stopped)
             }
         }
@@ -97,7 +97,7 @@ async fn fetch(arguments: &Arguments) -> Result<(), TrainError> {
     };
     let done = tokio::select! {
         done = plan.carry_out(&progress) => done?,
-        () = shown => unreachable!("it is told without end"),
+        () = shown => unreachable!("progress has no end"),
     };
     write_line(&format!(
         "{}: {} files, {} of them fetched ({})",
@@ -109,7 +109,7 @@ async fn fetch(arguments: &Arguments) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// A line that is gone at the end; none where nobody looks.
+/// A line that is cleared at the end; none without a terminal.
 fn bar(bytes: u64) -> Option<ProgressBar> {
     std::io::stderr().is_terminal().then(|| {
         let style = ProgressStyle::with_template(

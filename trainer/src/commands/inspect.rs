@@ -1,4 +1,4 @@
-//! `vit-trainer data inspect`: what a data set holds, before anything is trained on it.
+//! `vit-trainer data inspect`: the contents of a data set, before training.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,7 +14,8 @@ use crate::manifest;
 /// Commands about data sets.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Tell what a data set holds: images by class and split, sizes, channels, mean and deviation, unreadable files
+    /// Show what a data set contains: images by class and split, sizes, channels, mean and
+    /// deviation, unreadable files
     Inspect(Arguments),
 }
 
@@ -36,19 +37,19 @@ pub(crate) struct Arguments {
     /// Folder of a data set without a manifest
     #[arg(long, value_name = "DIR", requires = "format")]
     path: Option<PathBuf>,
-    /// Column of images of format parquet, in place of the only one
+    /// Parquet column with the images, if there are several
     #[arg(long, value_name = "NAME", requires = "format")]
     image_column: Option<String>,
-    /// Column of class numbers of format parquet, in place of the only one
+    /// Parquet column with the class numbers, if there are several
     #[arg(long, value_name = "NAME", requires = "format")]
     label_column: Option<String>,
     /// Channels of the images of a data set without a manifest
     #[arg(long, value_name = "N", default_value = "3")]
     channels: u32,
-    /// What images of a data set without a manifest are decoded to: uint8 or float32
+    /// Type to which images of a data set without a manifest are decoded: uint8 or float32
     #[arg(long, value_name = "TYPE", value_parser = pixel_type, default_value = "uint8")]
     pixel_type: PixelType,
-    /// How many images of each split are read whole, evenly spread; 0 for all
+    /// Images of each split to decode, evenly spread; 0 for all
     #[arg(long, value_name = "N", default_value = "2000")]
     sample: u64,
     /// Print JSON
@@ -78,7 +79,7 @@ struct Report {
     validation: Option<Split>,
 }
 
-/// Carries out a command about data sets. Gives the exit code.
+/// Runs a command about data sets. Returns the exit code.
 pub(crate) fn main(command: &Command) -> Result<ExitCode, TrainError> {
     let Command::Inspect(arguments) = command;
     let (data, expected, seed) = subject(arguments)?;
@@ -122,7 +123,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
         manifest::cache_here(&mut data);
         return Ok((data, expected, config.training.seed));
     }
-    let format = arguments.format.expect("the command line has one of both");
+    let format = arguments.format.expect("the command line has one of the two");
     let columns = [&arguments.image_column, &arguments.label_column];
     if format != DataFormat::Parquet && columns.iter().any(|column| column.is_some()) {
         return Err(TrainError::Config(
@@ -137,7 +138,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
     let files_have_colors = format.has_image_files() && arguments.pixel_type == PixelType::Uint8;
     if arguments.channels == 0 || (files_have_colors && ![1, 3].contains(&arguments.channels)) {
         return Err(TrainError::Config(format!(
-            "--channels is {}: must be 1 (grey) or 3 (red, green, blue), or with --pixel-type float32 or arrays, at least 1",
+            "--channels is {}: must be 1 (gray) or 3 (red, green, blue), or with --pixel-type float32 or arrays, at least 1",
             arguments.channels
         )));
     }
@@ -260,7 +261,7 @@ mod tests {
             "0 cat: 2, 1 dog: 1",
             "10 to 30, median 30",
             "3 (2 images)",
-            "dog/1.png: it is no JPEG, PNG, WebP or TIFF file",
+            "dog/1.png: it is not a JPEG, PNG, WebP or TIFF file",
             "1 files that end in .bmp",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");

@@ -1,4 +1,4 @@
-//! The command line, a module a command.
+//! The command line, one module per command.
 
 mod bench;
 mod completions;
@@ -34,9 +34,9 @@ enum Command {
     Eval(eval::Arguments),
     /// Write a checkpoint's weights as a file that timm or torchvision loads
     Export(export::Arguments),
-    /// Check that everything a run needs is there, before it is started
+    /// Check everything that a run needs, before starting it
     Preflight(preflight::Arguments),
-    /// Tell what memory and messages each way to divide a job takes, and recommend one
+    /// Show the memory and communication of each parallel strategy for a job, and recommend one
     Plan(plan::Arguments),
     /// Print the manifest for a DeepSpeed configuration
     ImportDeepspeed(deepspeed::Arguments),
@@ -44,11 +44,11 @@ enum Command {
     Completions(completions::Arguments),
     /// Measure training steps of a model on this machine
     Bench(bench::Arguments),
-    /// Measure the points of a ViTScalingStudy on this machine, and write the report on them
+    /// Measure the points of a ViTScalingStudy on this machine, and write the report
     Study(Box<study::Arguments>),
     /// Fetch a data set from a bucket, the Hugging Face Hub or a web server into a folder
     Fetch(fetch::Arguments),
-    /// Look into data sets
+    /// Inspect data sets
     #[command(subcommand)]
     Data(inspect::Command),
     /// Run a pod's ranks: the entry point of the container image
@@ -71,7 +71,7 @@ enum Command {
     Rank,
 }
 
-/// Carries out the command line of this process. Gives its exit code.
+/// Runs the command line of this process. Returns its exit code.
 pub(crate) fn main() -> ExitCode {
     let ended = match CommandLine::parse().command {
         Command::Run(arguments) => run::main(&arguments),

@@ -1,4 +1,4 @@
-//! `vit-trainer plan`: what each strategy to divide a job takes of every rank, before anything is started.
+//! `vit-trainer plan`: memory and communication per rank of each parallel strategy.
 
 use std::path::{Path, PathBuf};
 
@@ -13,25 +13,26 @@ use crate::output::write_line;
 /// The command line of `plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries, fragmentation, and NCCL's communicators, whose column is not part of the total.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, those come first whose steps are the shortest. A step takes as long as to compute or to send gradients and weights, whichever is longer, and the exchange of activations on top: at least, because some of the sending hides behind nothing.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
+    after_help = "All strategies train the same model with the same global batch. They are listed in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first that fits is recommended and ends the list; the exit code is 77 if none fits. Memory counts tensors: leave room for the CUDA context, libraries, fragmentation, and NCCL's communicators, whose column is not part of the total.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, strategies with the shortest steps come first. A step lasts as long as computation or communication of gradients and weights, whichever is longer, plus the exchange of activations. This is a minimum, because some communication is exposed.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: PathBuf,
-    /// Memory of a rank for tensors, such as 16Gi
+    /// Memory per rank for tensors, such as 16Gi
     #[arg(long, value_name = "QUANTITY")]
     memory: Option<ByteSize>,
-    /// Number of ranks, in place of workers.nodes x workers.gpusPerNode; as many a node
+    /// Number of ranks, in place of workers.nodes x workers.gpusPerNode; as many per node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
-    /// Images/s of one rank that trains this model alone, as `bench` measures them: predicts the least time of a step
+    /// Images/s of one rank that trains this model alone, as `bench` measures them: predicts the
+    /// minimum time of a step
     #[arg(long, value_name = "N", value_parser = positive)]
     images_per_second: Option<f64>,
-    /// Speed at which a rank sends to the others on its node, Gbit/s
+    /// Bandwidth from a rank to the others on its node, Gbit/s
     #[arg(long, value_name = "GBIT", value_parser = positive, requires = "images_per_second")]
     within_node: Option<f64>,
-    /// Speed at which the ranks of a node together send to other nodes, Gbit/s
+    /// Bandwidth from all ranks of a node to other nodes, Gbit/s
     #[arg(long, value_name = "GBIT", value_parser = positive, requires = "images_per_second")]
     between_nodes: Option<f64>,
     /// Print JSON
@@ -48,14 +49,14 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// What is known of the machines; those links must be that the job's ranks use.
+    /// The machines' speeds; links that the job's ranks use are required.
     fn speeds(&self, config: &RunConfig) -> Result<Option<Speeds>, TrainError> {
         let Some(images_per_second) = self.images_per_second else {
             return Ok(None);
         };
         let link = |given: Option<f64>, is_used: bool, option: &str| match given {
             None if is_used => Err(TrainError::Config(format!(
-                "--images-per-second needs {option}, too: ranks of this job send over that link"
+                "--images-per-second also needs {option}: ranks of this job use that link"
             ))),
             None => Ok(f64::INFINITY),
             Some(gigabits) => Ok(gigabits * 1e9 / 8.0),
@@ -68,7 +69,7 @@ impl Arguments {
     }
 }
 
-/// Prints the strategies. Gives the exit code.
+/// Prints the strategies. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let mut config = manifest::read_config(&arguments.manifest, None, Path::new("checkpoints"), None)?;
     if let Some(ranks) = arguments.ranks {
@@ -92,7 +93,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     })
 }
 
-/// On nodes of as many GPUs as before, or on one that has fewer.
+/// With the same number of GPUs per node, or on one node with fewer.
 fn set_ranks(config: &mut RunConfig, ranks: u32) -> Result<(), TrainError> {
     let per_node = config.ranks_per_node.min(ranks);
     if !ranks.is_multiple_of(per_node) {
@@ -173,15 +174,15 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
     lines
 }
 
-/// What can be done then.
+/// Advice if no strategy fits.
 fn nothing_fits(config: &RunConfig, memory: ByteSize) -> String {
-    let words = format!("nothing fits into {memory}: lower training.microBatchSize, or take more ranks");
+    let words = format!("nothing fits into {memory}: lower training.microBatchSize, or use more ranks");
     let mut offloaded = config.clone();
     offloaded.parallelism.offload.optimizer = OffloadTo::Cpu;
     let strategies = strategies(&offloaded, Some(memory.as_u64() as f64), None);
     match strategies.iter().find(|strategy| strategy.is_recommended) {
         Some(strategy) => format!(
-            "{words}; {} fits with parallelism.offload.optimizer: CPU, which takes {} of host memory a rank",
+            "{words}; {} fits with parallelism.offload.optimizer: CPU, which uses {} of host memory per rank",
             strategy.settings.name(),
             size(strategy.memory_bytes.host)
         ),
@@ -189,7 +190,7 @@ fn nothing_fits(config: &RunConfig, memory: ByteSize) -> String {
     }
 }
 
-/// What a manifest says of a strategy.
+/// A strategy as fields of a manifest.
 fn fields(config: &RunConfig, strategy: &Strategy) -> String {
     let settings = strategy.settings;
     let checkpointing = serde_json::to_value(settings.activation_checkpointing).expect("a name");
@@ -219,7 +220,7 @@ fn fields(config: &RunConfig, strategy: &Strategy) -> String {
     )
 }
 
-/// In gigabytes as GPUs count them.
+/// A size in GiB or MiB.
 fn size(bytes: f64) -> String {
     let gibibytes = bytes / f64::from(1 << 30);
     if gibibytes < 0.095 {

@@ -1,4 +1,4 @@
-//! A batch, and how many images it may lack.
+//! A batch, and how many of its images may be unreadable.
 
 use contract::ModelConfig;
 use tch::{Device, Kind, Reduction, TchError, Tensor};
@@ -6,33 +6,33 @@ use tch::{Device, Kind, Reduction, TchError, Tensor};
 use super::DataError;
 use super::part;
 
-/// Images as the model takes them, and what it is to say of them.
+/// The model's images and what to predict for them.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Normalised floats, BCHW, on the device.
+    /// Normalized floats, BCHW, on the device.
     pub(crate) images: Tensor,
-    /// The class of each image, B, before any mixing; or whether it shows each of the classes, BK, where that may be several.
+    /// The class of each image, B, before mixing, or, if several, whether it shows each class, BK.
     pub(crate) labels: Tensor,
-    /// What the loss compares with.
+    /// The targets of the loss.
     pub(crate) targets: Targets,
-    /// How much each class counts in the loss, [classes], and where images may show several, how much those do that show it; all
-    /// the same if there are none.
+    /// Weight of each class in the loss, [classes], or of the images that show it, if these may
+    /// show several; equal if `None`.
     pub(crate) class_weights: Option<Tensor>,
-    /// Of the images' numbers: ranks that have the same images compare it. 0 of images that all are in memory.
+    /// Digest of the images' numbers for ranks with the same images; 0 if all are in memory.
     pub(crate) digest: u32,
 }
 
-/// What the loss compares with.
+/// Targets of the loss.
 #[derive(Debug)]
 pub(crate) enum Targets {
-    /// [`Batch::labels`], to which label smoothing is still to be added.
+    /// [`Batch::labels`], without label smoothing.
     Classes,
-    /// One for each class, [batch, classes], with label smoothing in them.
+    /// One for each class, [batch, classes], with label smoothing.
     Smoothed(Tensor),
 }
 
 impl Batch {
-    /// Of no image: what goes through the model costs next to nothing, and gives every weight a gradient of zero.
+    /// A batch without images: a pass is almost free, and gives every weight a gradient of zero.
     pub(crate) fn empty(model: &ModelConfig, device: Device) -> Result<Self, TchError> {
         let shape = [0, model.channels, model.image_size, model.image_size].map(i64::from);
         Ok(Self {
@@ -44,13 +44,13 @@ impl Batch {
         })
     }
 
-    /// Images that it has.
+    /// Number of images.
     pub(crate) fn len(&self) -> u64 {
         self.labels.size()[0].cast_unsigned()
     }
 
-    /// Mean over images of the cross-entropy of logits, or of the binary one over images and classes where images may show
-    /// several; times the weights of classes, or of the images that show them; 0 of no image. `label_smoothing` is for targets without it.
+    /// Mean over images of the cross-entropy of logits, or of the binary one over images and
+    /// classes; weighted by class; 0 without images. `label_smoothing` is for targets without it.
     pub(crate) fn loss(&self, logits_bk: &Tensor, label_smoothing: f64) -> Result<Tensor, TchError> {
         if self.len() == 0 {
             return logits_bk.f_sum(Kind::Float);
@@ -77,17 +77,17 @@ impl Batch {
                 label_smoothing,
             );
         };
-        // PyTorch's mean of class numbers is over the sum of their weights, which would make it depend on how a step is divided.
+        // PyTorch divides by the sum of weights, so its mean would depend on how a step is split.
         let sum =
             logits_bk.f_cross_entropy_loss(targets, Some(weights), Reduction::Sum, -100, label_smoothing)?;
         sum.f_div_scalar(self.len() as f64)
     }
 }
 
-/// How many images of all ranks together may be unreadable.
+/// How many images of all ranks may be unreadable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Readable {
-    /// Images of the set.
+    /// Images of the data set.
     images: u64,
     /// `data.maxCorruptFraction`.
     fraction: f64,
@@ -98,7 +98,7 @@ impl Readable {
         Self { images, fraction }
     }
 
-    /// An error where more images than that were left out, over all ranks. Each rank has named its first ones in its log.
+    /// An error if all ranks left out too many images. Each rank has logged its first ones.
     pub(crate) fn check(self, left_out: u64) -> Result<(), DataError> {
         let Self { images, fraction } = self;
         let allowed = self.allowed();
@@ -113,7 +113,7 @@ impl Readable {
         })
     }
 
-    /// The error of a rank that alone has one more than that, which is `image`.
+    /// The error of a rank that has left out one more than allowed; `image` is that one.
     pub(super) fn refuse(self, image: String, reason: String, left_out: u64) -> DataError {
         DataError::Corrupt {
             image,
@@ -156,7 +156,8 @@ mod tests {
         (batch, logits)
     }
 
-    /// Weights of the classes times their targets times what the logits say of them, over the images.
+    /// Weights of classes times their targets times their negative log-probabilities, over the
+    /// images.
     fn expected(images: std::ops::Range<usize>, targets: &[[f64; 3]]) -> f64 {
         let count = images.len() as f64;
         let sum: f64 = images

@@ -1,5 +1,5 @@
-//! The binary versions of CIFAR-10 and CIFAR-100 (<https://www.cs.toronto.edu/~kriz/cifar.html>): files of records,
-//! each one or two label bytes and three planes of 32 x 32 bytes (red, green, blue).
+//! The binary CIFAR-10 and CIFAR-100 (<https://www.cs.toronto.edu/~kriz/cifar.html>): files of
+//! records, each one or two label bytes and three planes of 32 x 32 bytes (red, green, blue).
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ const CHANNELS: usize = 3;
 const SIDE: usize = 32;
 const PIXEL_BYTES: usize = CHANNELS * SIDE * SIDE;
 
-/// How a variant lies on disk.
+/// The files of a variant.
 pub(super) struct Layout {
     train: &'static [&'static str],
     test: &'static str,
@@ -78,7 +78,7 @@ fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Resident, Data
     let shape = [count, CHANNELS, SIDE, SIDE].map(|size| size as i64);
     Ok(Resident::new(
         Tensor::from_slice(&images).reshape(shape),
-        Labels::of_classes(labels),
+        Labels::from_classes(labels),
         count as u64,
     ))
 }

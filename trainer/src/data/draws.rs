@@ -2,8 +2,8 @@
 
 use crate::random::{SplitMix64, Stream, derive};
 
-/// Draws for one purpose at one place of an epoch's order. They depend on nothing else: not on the thread or the rank
-/// that makes them, and not on what other images draw.
+/// Draws for one purpose at one place of an epoch's order. They depend on nothing else: neither on
+/// the thread or rank nor on the draws of other images.
 #[derive(Debug)]
 pub(super) struct Draws(SplitMix64);
 
@@ -35,23 +35,23 @@ impl Draws {
         if self.chance(0.5) { 1.0 } else { -1.0 }
     }
 
-    /// Of the standard normal distribution.
+    /// From the standard normal distribution.
     pub(super) fn normal(&mut self) -> f64 {
         self.0.normal_pair()[0]
     }
 
-    /// Of Beta(alpha, alpha), as a ratio of two Gamma variables.
+    /// From Beta(alpha, alpha), as a ratio of two Gamma variables.
     pub(super) fn beta(&mut self, alpha: f64) -> f64 {
         let (left, right) = (self.gamma(alpha), self.gamma(alpha));
         if left + right > 0.0 {
             left / (left + right)
         } else {
-            // Both so small that they round to zero: the distribution then is as good as a coin.
+            // Both round to zero: the distribution then is almost a coin toss.
             f64::from(u8::from(self.chance(0.5)))
         }
     }
 
-    /// Of Gamma(shape, 1) (Marsaglia and Tsang 2000).
+    /// From Gamma(shape, 1) (Marsaglia and Tsang 2000).
     fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             let boost = (1.0 - self.unit()).powf(1.0 / shape);

@@ -1,13 +1,13 @@
-//! What can be wrong with a data set.
+//! Errors in data sets.
 
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use contract::{ExitCode, Memory};
 
-use crate::error::{Failure, memory_of_kind, of_kind};
+use crate::error::{Failure, code_of_kind, memory_of_kind};
 
-/// What is wrong with a data set; no retry helps but where its storage failed.
+/// An error in a data set; a retry can help only if the storage failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
     #[error("{path} does not exist: {expected}")]
@@ -37,7 +37,7 @@ pub(crate) enum DataError {
     Classes {
         path: PathBuf,
         found: usize,
-        /// Names of the first ones.
+        /// The first class names.
         first: String,
         classes: u32,
     },
@@ -48,11 +48,11 @@ pub(crate) enum DataError {
     #[error("{image} has label {label}, but model.numClasses is {classes} (labels 0 to {})", .classes - 1)]
     LabelOfImage { image: String, label: i64, classes: u32 },
     #[error(
-        "{image} has {} classes ({classes:?}), but training.loss crossEntropy takes one: binaryCrossEntropy takes any number", .classes.len()
+        "{image} has {} classes ({classes:?}), but training.loss crossEntropy allows one: use binaryCrossEntropy for several", .classes.len()
     )]
     SeveralClasses { image: String, classes: Vec<i64> },
     #[error(
-        "{image} has class {class} twice ({classes:?}): a list must name each class of the image once, and is not a 0 or 1 for each class"
+        "{image} has class {class} twice ({classes:?}): a list must name each class of the image once, not a 0 or 1 for each class"
     )]
     ClassTwice {
         image: String,
@@ -65,10 +65,10 @@ pub(crate) enum DataError {
     NoImages { path: PathBuf, expected: &'static str },
     #[error("{path}: {message}")]
     Array { path: PathBuf, message: String },
-    /// The store of a data set that is streamed.
+    /// The store of a streamed data set.
     #[error(transparent)]
     Store(#[from] objects::Error),
-    /// A store that does not let its files be read as they are asked for.
+    /// A store that refuses access to its files.
     #[error("{0}")]
     Refused(String),
     #[error("data.{field} is {pattern}: {expected}")]
@@ -77,7 +77,7 @@ pub(crate) enum DataError {
         pattern: String,
         expected: &'static str,
     },
-    #[error("{path} is no tar file of images: {message}")]
+    #[error("{path} is not a valid tar file of images: {message}")]
     Shard { path: PathBuf, message: String },
     #[error("{path} is not a Parquet file of images: {message}")]
     Parquet { path: PathBuf, message: String },
@@ -86,7 +86,7 @@ pub(crate) enum DataError {
     )]
     ColorsOfFloats { path: PathBuf },
     #[error(
-        "{image} cannot be read: {reason} (of {images} images {left_out} cannot, by this rank's count; data.maxCorruptFraction of {fraction} allows {allowed})"
+        "{image} cannot be read: {reason} (this rank could not read {left_out} of {images} images; data.maxCorruptFraction of {fraction} allows {allowed})"
     )]
     Corrupt {
         image: String,
@@ -97,7 +97,7 @@ pub(crate) enum DataError {
         allowed: u64,
     },
     #[error(
-        "{left_out} of {images} images cannot be read, by the count of all ranks; data.maxCorruptFraction of {fraction} allows {allowed} (the log names the first of each rank)"
+        "{left_out} of {images} images cannot be read, over all ranks; data.maxCorruptFraction of {fraction} allows {allowed} (the log names each rank's first ones)"
     )]
     TooManyCorrupt {
         left_out: u64,
@@ -110,16 +110,16 @@ pub(crate) enum DataError {
         image: String,
         #[source]
         error: std::io::Error,
-        /// `data.retrySeconds`, or 0 where it was read once.
+        /// `data.retrySeconds`, or 0 if it was read once.
         seconds: u32,
     },
     #[error("the data set has no held-out images to evaluate: {expected}")]
     NothingHeldOut { expected: &'static str },
     #[error(
-        "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks, of which those that divide tokens or heads count once): lower microBatchSize or use fewer ranks"
+        "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks; ranks that share images count once): lower microBatchSize or use fewer ranks"
     )]
     TooSmall { images: u64, global_batch_size: u64 },
-    /// Not the data's fault: a batch that does not get to the device.
+    /// Not an error in the data: a batch could not be copied to the device.
     #[error(transparent)]
     Transfer(#[from] torch_ext::Error),
 }
@@ -127,7 +127,7 @@ pub(crate) enum DataError {
 impl Failure for DataError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Transfer(error) => of_kind(error.kind),
+            Self::Transfer(error) => code_of_kind(error.kind),
             Self::Store(error) => error.exit_code(),
             Self::Refused(_) => ExitCode::BadConfig,
             Self::Storage { .. } => ExitCode::Storage,
@@ -144,8 +144,8 @@ impl Failure for DataError {
     }
 }
 
-/// Whether the storage failed, and not what is stored there: a disk's error, a stale handle of NFS, a time-out, a file that is
-/// shorter for a moment than it is.
+/// Whether the storage failed, not the stored file: a disk error, a stale NFS handle, a timeout, a
+/// file that is briefly too short.
 pub(super) fn is_of_storage(error: &Error) -> bool {
     !matches!(
         error.kind(),
@@ -159,25 +159,25 @@ pub(super) fn is_of_storage(error: &Error) -> bool {
     )
 }
 
-/// The error of a file that is read for the first time. A store that refuses then will go on doing so.
+/// The error of a file's first read. A store that refuses it will refuse every time.
 pub(super) fn at_first_read(path: &Path, error: &Error) -> DataError {
-    match of_store(error).filter(|error| !error.is_of_storage()) {
+    match store_error(error).filter(|error| !error.is_of_storage()) {
         Some(refusal) => DataError::Refused(refusal.to_string()),
         None => DataError::Read(Error::new(error.kind(), format!("{}: {error}", path.display()))),
     }
 }
 
-/// The store's own error that an error comes from.
-fn of_store(error: &Error) -> Option<&objects::Error> {
+/// The store's error among the sources of an error.
+fn store_error(error: &Error) -> Option<&objects::Error> {
     errors(error).find_map(|error| error.get_ref()?.downcast_ref())
 }
 
-/// Whether an error is one of the system or of a store, and not what a reader found in the file.
+/// Whether an error comes from the system or a store, not from the content of a file.
 pub(super) fn is_of_system(error: &Error) -> bool {
-    of_store(error).is_some() || errors(error).any(|error| error.raw_os_error().is_some())
+    store_error(error).is_some() || errors(error).any(|error| error.raw_os_error().is_some())
 }
 
-/// The error, and those that it comes from.
+/// The error and its sources.
 fn errors(error: &Error) -> impl Iterator<Item = &Error> {
     let source = std::error::Error::source(error);
     let sources = std::iter::successors(source, |error| error.source());

@@ -1,4 +1,4 @@
-//! The files of a data set, in a folder or in a store, which are read at any place.
+//! The files of a data set, in a folder or in a store, read at any offset.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -12,14 +12,14 @@ use objects::Cache;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Files that are held open: those that were read last.
+/// Files kept open: those read last.
 const OPEN: usize = 128;
 
-/// Where the files are.
+/// The location of the files.
 #[derive(Clone, Debug)]
 pub(super) enum Root {
     Folder(PathBuf),
-    /// Its files have their names below it.
+    /// The names of its files are relative to it.
     Store {
         cache: Arc<Cache>,
         shown: PathBuf,
@@ -34,9 +34,9 @@ impl<Folder: AsRef<Path> + ?Sized> From<&Folder> for Root {
 
 impl Root {
     /// Files in a store.
-    pub(super) fn of_store(cache: Cache, locations: &[String]) -> Self {
+    pub(super) fn from_store(cache: Cache, locations: &[String]) -> Self {
         let shown = match locations {
-            // A pattern is none of the folder's name.
+            // A pattern is not part of the folder's name.
             [one] if one.contains(['*', '{']) => one.rsplit_once('/').map_or("", |(folder, _)| folder),
             [one] => one.trim_end_matches('/'),
             _ => "data.from",
@@ -47,7 +47,7 @@ impl Root {
         }
     }
 
-    /// The folder, which paths of its files begin with.
+    /// The folder, with which the paths of its files begin.
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Folder(folder) => folder,
@@ -55,12 +55,12 @@ impl Root {
         }
     }
 
-    /// The number that a store has for a file.
+    /// The store's number of a file.
     fn number(&self, cache: &Cache, path: &Path) -> Option<usize> {
         cache.number(path.strip_prefix(self.path()).ok()?.to_str()?)
     }
 
-    /// Names of what is in a folder below.
+    /// Names in a subfolder.
     pub(super) fn names_in(&self, folder: &Path) -> Result<Vec<OsString>> {
         match self {
             Self::Folder(root) => fs_err::read_dir(root.join(folder))?
@@ -75,7 +75,7 @@ impl Root {
         }
     }
 
-    /// Whether a file is there.
+    /// Whether a file exists.
     pub(super) fn has(&self, path: &Path) -> bool {
         match self {
             Self::Folder(_) => path.is_file(),
@@ -83,7 +83,7 @@ impl Root {
         }
     }
 
-    /// Files of it, to be read.
+    /// These files, for reading.
     pub(super) fn files(&self, paths: Vec<PathBuf>) -> Files {
         let place = match self {
             Self::Folder(_) => Place::Folder(Mutex::default()),
@@ -108,7 +108,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 enum Place {
     Folder(Mutex<VecDeque<(u32, Arc<File>)>>),
-    /// With the number that each has there.
+    /// With each file's number in the store.
     Store(Arc<Cache>, Vec<usize>),
 }
 
@@ -133,11 +133,11 @@ impl Files {
         }
     }
 
-    /// So many bytes of a file, or an error.
+    /// Exactly `bytes` bytes of a file, or an error.
     pub(super) fn read(&self, number: u32, offset: u64, bytes: usize) -> Result<Vec<u8>> {
         let open = match &self.place {
             Place::Folder(open) => open,
-            // Whatever a store answers to who could list its files may pass, once a run reads them.
+            // The files could be listed, so any error of the store during a run may pass.
             Place::Store(cache, numbers) => {
                 let number = numbers[number as usize];
                 return cache.read(number, offset, bytes).map_err(Error::other);
@@ -146,7 +146,7 @@ impl Files {
         let file = self.file(open, number)?;
         let mut content = vec![0; bytes];
         file.read_exact_at(&mut content, offset).inspect_err(|_| {
-            // A handle of a network file system that is stale stays so.
+            // A stale handle of a network file system stays stale.
             let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
             open.retain(|(known, _)| *known != number);
         })?;
@@ -160,7 +160,7 @@ impl Files {
             open.remove(place)
         };
         let known = take(&mut lock());
-        // Other threads go on reading meanwhile.
+        // Other threads keep reading meanwhile.
         let (_, file) = match known {
             Some(known) => known,
             None => (number, Arc::new(File::open(self.path(number))?)),
@@ -174,7 +174,7 @@ impl Files {
         Ok(file)
     }
 
-    /// What `list` finds in a file. Of one in a store it is found once for all ranks of the machine that look for this kind.
+    /// What `list` finds in a file; in a store, once for all ranks of the machine with this kind.
     pub(super) fn listed<T: Serialize + DeserializeOwned, E>(
         &self,
         number: u32,
@@ -187,7 +187,7 @@ impl Files {
         }
     }
 
-    /// A file from its beginning.
+    /// A file from its start.
     pub(super) fn reader(self: &Arc<Self>, number: u32) -> Result<Reader> {
         Ok(Reader {
             bytes: self.bytes(number)?,
@@ -198,7 +198,7 @@ impl Files {
     }
 }
 
-/// Reads a file on from some place.
+/// Reads a file from some offset on.
 #[derive(Debug)]
 pub(super) struct Reader {
     files: Arc<Files>,

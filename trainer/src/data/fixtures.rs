@@ -24,7 +24,7 @@ spec:
     crds::validate(&job).expect("a sound manifest").run_config
 }
 
-/// A file of an image in one colour.
+/// A PNG file of one color.
 pub(crate) fn png(width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     RgbImage::from_pixel(width, height, Rgb(color))
@@ -33,7 +33,7 @@ pub(crate) fn png(width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// A file of an image in one colour.
+/// A JPEG file of one color.
 pub(crate) fn jpeg(width: usize, height: usize, color: [u8; 3]) -> Vec<u8> {
     let mut file = mozjpeg::Compress::new(mozjpeg::ColorSpace::JCS_RGB);
     file.set_size(width, height);
@@ -43,8 +43,8 @@ pub(crate) fn jpeg(width: usize, height: usize, color: [u8; 3]) -> Vec<u8> {
     file.finish().expect("ends")
 }
 
-/// A TIFF file by the standard, uncompressed, in one strip or, where it is `planar`, in one for each channel. `values` are the
-/// bytes of numbers as they lie in the file.
+/// A TIFF file by the standard, uncompressed, in one strip, or if it is `planar`, in one per
+/// channel. `values` are the bytes of the numbers in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiff<'a> {
     pub(crate) width: u16,
@@ -55,10 +55,10 @@ pub(crate) struct Tiff<'a> {
     pub(crate) sample_format: u16,
     /// 1: black is zero, 2: RGB.
     pub(crate) color_space: u16,
-    /// What channels are that are no colours; 1: alpha by which colours are multiplied.
+    /// The kind of channels that are not colors; 1: alpha by which colors are multiplied.
     pub(crate) extra: u16,
     pub(crate) planar: bool,
-    /// Width and height, in place of strips.
+    /// Width and height; strips if `None`.
     pub(crate) tile: Option<[u16; 2]>,
     pub(crate) orientation: u16,
     pub(crate) big_endian: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Tiff<'a> {
 }
 
 impl<'a> Tiff<'a> {
-    /// Unsigned numbers of 16 bits.
+    /// Unsigned 16-bit numbers.
     pub(crate) fn of([width, height, channels]: [u16; 3], values: &'a [u8]) -> Self {
         Self {
             width,

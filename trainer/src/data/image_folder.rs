@@ -16,20 +16,20 @@ use super::source::{PassedOver, ReadError, Source, Stored, fingerprint, shown_na
 
 const EXPECTED: &str =
     "an imageFolder has train/<class>/ with JPEG, PNG, WebP or TIFF files, and val/<class>/ to evaluate";
-/// Folders of images to evaluate: the first that is there.
+/// Folders of images to evaluate: the first that exists.
 const EVALUATED: [&str; 3] = ["val", "valid", "validation"];
-/// Or else this one, if it has the same classes.
+/// Otherwise this one, if it has the same classes.
 const TEST: &str = "test";
-/// So many names of classes are told where there are too many.
-const TOLD_CLASSES: usize = 5;
+/// How many class names an error lists.
+const LISTED_CLASSES: usize = 5;
 
-/// Names are bytes, as the file system has them: of any encoding.
+/// Names are bytes, as in the file system, in any encoding.
 #[derive(Debug)]
 pub(super) struct ImageFolder {
     folder: PathBuf,
-    /// Folder names; their place is the class.
+    /// Folder names; their index is the class.
     classes: Arc<[OsString]>,
-    /// The same, to be shown.
+    /// The same, for display.
     shown: Arc<[String]>,
     /// Class, and path below its folder, class by class.
     images: Vec<(u32, Box<OsStr>)>,
@@ -53,7 +53,7 @@ pub(super) fn open(
         return Err(DataError::Classes {
             path: train,
             found: names.len(),
-            first: shown(&names[..names.len().min(TOLD_CLASSES)]).join(", "),
+            first: shown(&names[..names.len().min(LISTED_CLASSES)]).join(", "),
             classes,
         });
     }
@@ -62,7 +62,7 @@ pub(super) fn open(
     let is_there = |name: &str| beside.iter().any(|found| found == name);
     let mut evaluated = EVALUATED.into_iter().find(|name| is_there(name));
     if evaluated.is_none() && is_there(TEST) {
-        // That of a contest has images without classes.
+        // A contest's test images have no classes.
         let found = folder_names(&folder.join(TEST))?;
         let is_labelled = !found.is_empty() && found.iter().all(|name| known.contains(name));
         evaluated = is_labelled.then_some(TEST);
@@ -135,13 +135,13 @@ fn list(folder: PathBuf, classes: &Arc<[OsString]>, fraction: f64) -> Result<Ima
     })
 }
 
-/// What is in the folder of a class, and in those below it, as torchvision's `make_dataset` finds it.
+/// The files in a class's folder and those below it, in the order of torchvision's `make_dataset`.
 #[derive(Default)]
 struct Files {
-    /// Folder below that of the class, and file: sorted as bytes, as Python sorts both.
+    /// Folder below the class's, and file: sorted as bytes, as Python sorts both.
     images: Vec<(OsString, OsString)>,
     passed_over: PassedOver,
-    /// Folders on the way here, of which none may come again: links can lead in a circle.
+    /// Folders on the path to here. None may occur twice, because links can form a cycle.
     way: Vec<(u64, u64)>,
 }
 
@@ -162,7 +162,7 @@ impl Files {
                 continue;
             }
             let kind = entry.file_type().map_err(DataError::Read)?;
-            // What a link leads to; a dangling one is read like a file, and found out.
+            // The target of a link; a dangling one is read like a file, and fails there.
             let kind = if kind.is_symlink() {
                 fs_err::metadata(entry.path()).map_or(kind, |about| about.file_type())
             } else {
@@ -177,7 +177,7 @@ impl Files {
             } else {
                 let ending = Path::new(&name).extension();
                 let ending = ending.map(|ending| shown_name(ending).to_lowercase());
-                self.pass_over(ending.map_or("files without an ending".into(), |ending| {
+                self.pass_over(ending.map_or("files without an extension".into(), |ending| {
                     format!("files that end in .{ending}")
                 }));
             }
@@ -191,8 +191,8 @@ impl Files {
     }
 }
 
-/// What names are sorted by for numbers in them to count as such: in small letters, and each number as its length without leading
-/// zeros, then its digits. As timm's `natural_key`, of which "a2" comes before "a10".
+/// A sort key by which numbers in names count: lowercase text, then each number as its length
+/// without leading zeros and its digits. As timm's `natural_key`: "a2" is before "a10".
 fn natural(name: &OsStr) -> Vec<(Vec<u8>, usize, Vec<u8>)> {
     let bytes = name.as_encoded_bytes().to_ascii_lowercase();
     let mut rest = bytes.as_slice();
@@ -213,7 +213,7 @@ fn natural(name: &OsStr) -> Vec<(Vec<u8>, usize, Vec<u8>)> {
     parts
 }
 
-/// Names of the folders in a folder, sorted.
+/// Sorted names of the folders in a folder.
 fn folder_names(folder: &Path) -> Result<Vec<OsString>, DataError> {
     let entries = fs_err::read_dir(folder).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => DataError::Missing {
@@ -243,7 +243,7 @@ fn is_image(name: &OsStr) -> bool {
     extension.is_some_and(|extension| ENDINGS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }
 
-/// Names to be read by people: what is no UTF-8 has its bytes in hexadecimal, as "caf\xe9".
+/// Names for display: bytes that are not UTF-8 are in hexadecimal, as in "caf\xe9".
 fn shown(names: &[OsString]) -> Vec<String> {
     names.iter().map(|name| shown_name(name)).collect()
 }
@@ -262,7 +262,7 @@ impl Source for ImageFolder {
 
     fn read(&self, image: u64) -> Result<Stored, ReadError> {
         Ok(Stored {
-            file: std::fs::read(self.path(image)).map_err(ReadError::of)?,
+            file: std::fs::read(self.path(image)).map_err(ReadError::from_error)?,
             label: self.label(image)?,
         })
     }
@@ -274,7 +274,7 @@ impl Source for ImageFolder {
     fn fingerprint(&self) -> u32 {
         let classes = self.classes.iter().map(|name| name.as_encoded_bytes().to_vec());
         let images = self.images.iter().map(|(class, name)| {
-            // The class stands before the name.
+            // The class precedes the name.
             [&class.to_le_bytes()[..], name.as_encoded_bytes()].concat()
         });
         fingerprint(classes.chain(images))
@@ -367,14 +367,14 @@ mod tests {
         fs_err::create_dir(odd(b"caf\xe9")).expect("makes");
         fs_err::write(odd(b"caf\xe9/4.jpg"), "4").expect("writes");
         fs_err::write(odd(b"a/ni\xf1o.jpg"), "5").expect("writes");
-        // Back to where it came from.
+        // A link to its own parent.
         std::os::unix::fs::symlink("..", odd(b"a/z/up")).expect("links");
         let (train, _) = open(folder.path(), 2, 1.0, ClassOrder::Name).expect("opens");
         let names: Vec<String> = (0..train.len())
             .map(|image| train.name(image))
             .map(|name| name.rsplit_once("train/").expect("below train").1.to_owned())
             .collect();
-        // As Python sorts (folder, file).
+        // Python's order of (folder, file).
         let expected = [
             "a/1.jpg",
             "a/ni\\xf1o.jpg",
@@ -408,7 +408,7 @@ mod tests {
         let told: Vec<(String, u64)> = train.passed_over().into_iter().collect();
         let expected = [
             ("files that end in .bmp", 2),
-            ("files without an ending", 1),
+            ("files without an extension", 1),
             ("folder test beside train/ and val/", 1),
             ("hidden files and folders", 1),
             ("pipes, sockets and devices", 1),

@@ -1,4 +1,4 @@
-//! Images in memory that threads prepare one by one, as those in files, because their colours change.
+//! Images in memory that threads prepare one by one, because their colors change.
 
 use contract::PixelType;
 use tch::{Kind, Tensor};
@@ -17,12 +17,12 @@ pub(super) struct InMemory {
     width: u32,
     height: u32,
     channels: u32,
-    /// Images the set counts; those that are stored repeat.
+    /// Number of images in the set; stored images repeat.
     len: u64,
 }
 
 impl InMemory {
-    /// The same images, which must be bytes.
+    /// Copies the images, which must be bytes.
     pub(super) fn new(images: &Resident) -> Self {
         let (stored, labels) = images.stored();
         assert_eq!(stored.kind(), Kind::Uint8, "checked when the data was opened");
@@ -56,7 +56,7 @@ impl Source for InMemory {
         })
     }
 
-    /// It is decoded.
+    /// It is already decoded.
     fn decode(&self, pixels: Vec<u8>, _: u32, _: PixelType) -> Result<Decoded, String> {
         Ok(Decoded {
             width: self.width,
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn channels_come_together_and_images_repeat() {
         let images = Tensor::arange(2 * 3 * 2, (Kind::Uint8, tch::Device::Cpu)).reshape([2, 3, 1, 2]);
-        let source = InMemory::new(&Resident::new(images, Labels::of_classes(vec![5, 6]), 7));
+        let source = InMemory::new(&Resident::new(images, Labels::from_classes(vec![5, 6]), 7));
         assert_eq!((source.len(), source.is_whole()), (7, true));
         let stored = source.read(3).expect("reads");
         assert_eq!(stored.label, Label::Class(6));

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What an image shows.
+/// The classes of one image.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Label {
     Class(i64),
-    /// Any number of classes: a list, or a row with a column for each class.
+    /// Any number of classes: a list, or a row with a column per class.
     Classes(Vec<i64>),
 }
 
@@ -25,20 +25,20 @@ impl From<i64> for Label {
     }
 }
 
-/// The labels of many images, in their order.
+/// The labels of many images, in order.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Labels {
     classes: Vec<i32>,
-    /// Where the classes of each image end; `None` if each image has one class that is not in a list.
+    /// The end of each image's classes; `None` if each image has one class that is not in a list.
     ends: Option<Vec<u64>>,
 }
 
 impl Labels {
-    pub(super) fn of_classes(classes: Vec<i32>) -> Self {
+    pub(super) fn from_classes(classes: Vec<i32>) -> Self {
         Self { classes, ends: None }
     }
 
-    pub(super) fn of_lists<List: AsRef<[i32]>>(lists: impl IntoIterator<Item = List>) -> Self {
+    pub(super) fn from_lists<List: AsRef<[i32]>>(lists: impl IntoIterator<Item = List>) -> Self {
         let (mut classes, mut ends) = (Vec::new(), Vec::new());
         for list in lists {
             classes.extend_from_slice(list.as_ref());
@@ -53,7 +53,7 @@ impl Labels {
         self.ends.as_ref().map_or(self.classes.len(), Vec::len)
     }
 
-    /// Of one image.
+    /// The label of one image.
     pub(super) fn of(&self, image: usize) -> Label {
         let Some(ends) = &self.ends else {
             return Label::Class(self.classes[image].into());
@@ -67,12 +67,12 @@ impl Labels {
         (0..self.len()).map(|image| self.of(image))
     }
 
-    /// All of their classes, one after the other.
+    /// All classes of all images, in order.
     pub(super) fn classes(&self) -> &[i32] {
         &self.classes
     }
 
-    /// Keeps the first ones.
+    /// Keeps the first images.
     pub(super) fn truncate(&mut self, images: usize) {
         if images >= self.len() {
             return;
@@ -87,7 +87,7 @@ impl Labels {
         self.classes.truncate(kept);
     }
 
-    /// Adds those of further images. Those of both are lists, or none, where there are any.
+    /// Appends the labels of more images. If there are any, both are lists, or neither is.
     pub(super) fn append(&mut self, more: Self) {
         if more.len() == 0 {
             return;
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn lists_of_any_length_are_kept_apart() {
-        let mut labels = Labels::of_lists([&[3, 1][..], &[], &[7]]);
-        labels.append(Labels::of_lists([&[5][..], &[]]));
+        let mut labels = Labels::from_lists([&[3, 1][..], &[], &[7]]);
+        labels.append(Labels::from_lists([&[5][..], &[]]));
         let lists = |labels: &Labels| {
             labels
                 .iter()
@@ -137,21 +137,21 @@ mod tests {
             (vec![vec![3, 1], vec![]], &[3, 1][..])
         );
 
-        // Files without rows do not tell.
+        // Files without rows may be either.
         labels.append(Labels::default());
-        let mut other = Labels::of_lists::<&[i32]>([]);
-        other.append(Labels::of_classes(vec![8]));
-        assert_eq!((labels.len(), other), (2, Labels::of_classes(vec![8])));
+        let mut other = Labels::from_lists::<&[i32]>([]);
+        other.append(Labels::from_classes(vec![8]));
+        assert_eq!((labels.len(), other), (2, Labels::from_classes(vec![8])));
 
-        let mut single = Labels::of_classes(vec![4, 2]);
-        single.append(Labels::of_classes(vec![9]));
+        let mut single = Labels::from_classes(vec![4, 2]);
+        single.append(Labels::from_classes(vec![9]));
         assert_eq!(single.of(2), Label::Class(9));
         single.truncate(1);
         assert_eq!((single.len(), single.of(0)), (1, Label::Class(4)));
         let parts = |labels: &Labels| labels.parts().collect::<Vec<_>>();
         assert_ne!(
-            parts(&Labels::of_lists([[1, 2]])),
-            parts(&Labels::of_lists([[1], [2]]))
+            parts(&Labels::from_lists([[1, 2]])),
+            parts(&Labels::from_lists([[1], [2]]))
         );
     }
 }

@@ -1,10 +1,10 @@
-//! Data sets, and the batches that are made of them.
+//! Data sets and their batches.
 //!
 //! ```text
 //!   files -> Splits { train, validation } -> Batches -> Batch { images, labels, targets }
 //! ```
-//! Small sets are held on the device as they are stored, and every batch is made there. Images in files, and those whose
-//! colours change, are prepared by threads of their own while the model works on earlier batches.
+//! Small sets stay on the device as stored, and every batch is made there. Images in files, and those whose colors
+//! change, are prepared by separate threads while the model works on earlier batches.
 
 mod arrays;
 mod augment;
@@ -60,31 +60,31 @@ use order::{EpochOrder, Item};
 use resident::Resident;
 use source::{Source, fingerprint, label_of};
 
-/// Bytes of a shard that are read together from a store.
+/// Bytes of a shard that are read from a store at once.
 const BLOCK: u64 = 8 << 20;
-/// How long a store is asked again within one read.
+/// How long a store is retried within one read.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The part of the cache's limit that its files may take: with what is being written, more could have the pod evicted.
+/// Share of the cache's limit for files: files being written could get the pod evicted.
 const CACHE_PERCENT: u64 = 90;
-/// Images that are decoded before a run.
-const LOOKED_AT: u64 = 16;
+/// Images decoded before a run.
+const CHECKED_IMAGES: u64 = 16;
 
 #[derive(Debug)]
 pub(crate) struct Splits {
     pub(crate) train: DataSet,
-    /// What is only evaluated, if there is anything.
+    /// The images to evaluate, if any.
     pub(crate) validation: Option<DataSet>,
 }
 
-/// Which images a run trains on, and in which order: ranks compare it as they start, and checkpoints keep it.
+/// The training images and their order: ranks compare it at the start, and checkpoints keep it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct DataIdentity {
-    /// Images to train on.
+    /// Number of training images.
     pub(crate) images: u64,
-    /// Of the names of all images, or of their labels where they have none.
+    /// Of the names of all images, or of their labels if they have no names.
     pub(crate) fingerprint: u32,
-    /// What the order of an epoch is drawn by.
+    /// The seed of an epoch's order.
     pub(crate) seed: u64,
 }
 
@@ -98,13 +98,13 @@ impl Splits {
         }
     }
 
-    /// An error where a run would be refused for a label.
+    /// An error if a label would end a run.
     pub(crate) fn check_labels(&self) -> Result<(), DataError> {
         let mut sets = std::iter::once(&self.train).chain(&self.validation);
         sets.try_for_each(DataSet::check_labels)
     }
 
-    /// Tells what lies among the images and is not used.
+    /// Logs files among the images that are not used.
     pub(crate) fn tell_passed_over(&self) {
         for (folder, set) in [("train", Some(&self.train)), ("val", self.validation.as_ref())] {
             if let Some(Images::Single(source)) = set.map(|set| &set.images) {
@@ -115,13 +115,13 @@ impl Splits {
                     );
                 }
                 for (why, count) in source.passed_over() {
-                    tracing::warn!("not used of the data set ({folder}): {count} {why}");
+                    tracing::warn!("not used in the data set ({folder}): {count} {why}");
                 }
             }
         }
     }
 
-    /// An error where the training images do not fill one optimizer step.
+    /// An error if the training images do not fill one optimizer step.
     pub(crate) fn require_a_step(&self, global_batch_size: u64) -> Result<(), DataError> {
         let images = self.train.len();
         if images < global_batch_size {
@@ -133,7 +133,7 @@ impl Splits {
         Ok(())
     }
 
-    /// The images to evaluate, of which there must be some.
+    /// The images to evaluate; an error without any.
     pub(crate) fn held_out(self, format: DataFormat) -> Result<DataSet, DataError> {
         let held_out = self.validation.filter(|images| images.len() > 0);
         held_out.ok_or(DataError::NothingHeldOut {
@@ -155,7 +155,7 @@ impl Splits {
     }
 }
 
-/// Labelled images, and how batches are made of them.
+/// Labeled images, and how their batches are made.
 #[derive(Debug)]
 pub(crate) struct DataSet {
     images: Images,
@@ -166,7 +166,7 @@ pub(crate) struct DataSet {
     threads: usize,
 }
 
-/// What the model expects of a data set.
+/// A model's requirements for a data set.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) channels: u32,
@@ -175,19 +175,19 @@ pub(crate) struct Expected {
     pub(crate) side: u32,
 }
 
-/// What labels may be.
+/// The valid labels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Classes {
-    /// Of the model.
+    /// Number of the model's classes.
     pub(crate) count: u32,
-    /// Whether an image may show any number of them, not one.
+    /// Whether an image may show any number of them, instead of one.
     pub(crate) several: bool,
 }
 
 impl Classes {
-    /// Of a data set that no model is named for.
+    /// For a data set without a model.
     pub(crate) const ANY: Self = Self {
-        // Labels are kept in as many bits.
+        // Labels are stored in this many bits.
         count: i32::MAX as u32,
         several: true,
     };
@@ -213,11 +213,11 @@ impl Expected {
 #[derive(Debug)]
 enum Images {
     Resident(Rc<Resident>),
-    /// Prepared one by one: images in files, and those whose colours change.
+    /// Prepared one by one: images in files, and those whose colors change.
     Single(Arc<dyn Source>),
 }
 
-/// Opens the data set; small ones are read whole, onto the device.
+/// Opens the data set; small ones are read completely, onto the device.
 pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
     let threads = decode_threads(&config.data, config.ranks_per_node);
     let (train, validation) = with_retries(config, || {
@@ -273,7 +273,7 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
     })
 }
 
-/// What `read` gives, tried again for a while where the storage fails.
+/// Calls `read`, and retries for a while if the storage fails.
 fn with_retries<T>(config: &RunConfig, read: impl Fn() -> Result<T, DataError>) -> Result<T, DataError> {
     let mut pauses = source::pauses(config.data.retry_seconds);
     loop {
@@ -286,14 +286,14 @@ fn with_retries<T>(config: &RunConfig, read: impl Fn() -> Result<T, DataError>) 
             return found;
         };
         tracing::warn!(
-            "the storage fails ({error}): trying again in {} ms",
+            "the storage failed ({error}): retrying in {} ms",
             pause.as_millis()
         );
         std::thread::sleep(pause);
     }
 }
 
-/// Images of each class, by several threads. Those whose label cannot be read are told of when their turn comes.
+/// Images of each class, counted by threads. Unreadable labels are reported when they are used.
 fn count_classes(images: &Images, classes: Classes, threads: usize) -> Result<Vec<u64>, DataError> {
     let count = |labels: &mut dyn Iterator<Item = Result<Option<Label>, DataError>>| {
         let mut counts = vec![0_u64; classes.count as usize];
@@ -344,7 +344,7 @@ fn count_classes(images: &Images, classes: Classes, threads: usize) -> Result<Ve
         })
 }
 
-/// Weights with which all classes that have images count the same together, and an image 1 on average.
+/// Weights by which all classes with images count the same in total, and an image 1 on average.
 fn balanced(counts: &[u64]) -> Vec<f32> {
     let images: u64 = counts.iter().sum();
     let present = counts.iter().filter(|count| **count > 0).count();
@@ -355,8 +355,8 @@ fn balanced(counts: &[u64]) -> Vec<f32> {
         .collect()
 }
 
-/// Weights of the images that show a class with which they count as much as those that do not show it. As PyTorch's
-/// documentation of `pos_weight` has it.
+/// Weights by which the images that show a class count as much as the others, as in PyTorch's
+/// documentation of `pos_weight`.
 fn balanced_against_the_others(counts: &[u64], images: u64) -> Vec<f32> {
     let weight = |count: &u64| images.saturating_sub(*count) as f64 / *count as f64;
     counts
@@ -365,7 +365,7 @@ fn balanced_against_the_others(counts: &[u64], images: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Threads that decode files for each of so many ranks on this machine.
+/// Decoding threads of each of `ranks` ranks on this machine.
 fn decode_threads(data: &DataConfig, ranks: u32) -> usize {
     data.decode_threads
         .map_or_else(|| threads::per_rank(ranks), |threads| threads as usize)
@@ -417,7 +417,7 @@ fn open(
     ))
 }
 
-/// Where the files are of a format that is read in parts.
+/// The location of the files, for formats that are read in parts.
 fn root(data: &DataConfig) -> Result<Root, DataError> {
     let folder = data.path.as_deref().unwrap_or(Path::new("."));
     let Some((origin, bytes)) = data
@@ -428,12 +428,12 @@ fn root(data: &DataConfig) -> Result<Root, DataError> {
         return Ok(folder.into());
     };
     let locations: Result<Vec<Location>, _> = origin.locations.iter().map(|place| place.parse()).collect();
-    // Samples of a shard are small, and read together. Pages of Parquet are read alone.
+    // Samples of a shard are small, and read together. Parquet pages are read separately.
     let block = (data.format == DataFormat::WebDataset).then_some(BLOCK);
-    // What fails for longer is tried again by whoever reads.
+    // The caller retries failures that last longer.
     let patience = PATIENCE.min(Duration::from_secs(data.retry_seconds.into()));
     let cache = Cache::open(&locations?, folder, bytes / 100 * CACHE_PERCENT, block, patience)?;
-    Ok(Root::of_store(cache, &origin.locations))
+    Ok(Root::from_store(cache, &origin.locations))
 }
 
 fn in_files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
@@ -441,7 +441,7 @@ fn in_files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Op
     (files(train), validation.map(files))
 }
 
-/// The first two names that all are numbers and not in the order of these.
+/// The first two names that are out of numerical order, if all are numbers.
 fn out_of_order(classes: &[String]) -> Option<[&String; 2]> {
     let numbers: Vec<u64> = classes
         .iter()
@@ -481,19 +481,19 @@ impl DataSet {
         }
     }
 
-    /// Where batches are made.
+    /// The device on which batches are made.
     pub(crate) fn device(&self) -> Device {
         self.finish.device
     }
 
-    /// One rank's micro-batches of what is left of an epoch after its first `done` places, in whole steps.
+    /// One rank's micro-batches of an epoch after its first `done` places, in whole steps.
     pub(crate) fn training(&self, epoch: u32, done: u64, share: &Share) -> Result<Batches, DataError> {
         let shards = match &self.images {
             Images::Resident(_) => None,
             Images::Single(source) => source.shards(),
         };
         let order = match shards {
-            Some(shards) => EpochOrder::of_shards(self.seed, epoch, shards, self.repeats),
+            Some(shards) => EpochOrder::from_shards(self.seed, epoch, shards, self.repeats),
             None => EpochOrder::new(self.seed, epoch, self.len(), self.repeats),
         };
         let places = share.places(done..self.len());
@@ -509,7 +509,7 @@ impl DataSet {
         })
     }
 
-    /// Some images, each once.
+    /// These images, each once.
     pub(crate) fn evaluation(&self, images: ops::Range<u64>, batch_size: u32) -> Result<Batches, DataError> {
         self.batches(Task {
             items: images.map(|image| Item { image, place: image }).collect(),
@@ -519,13 +519,13 @@ impl DataSet {
         })
     }
 
-    /// All labels, and the pixels of some images, evenly spread.
+    /// Checks all labels, and the pixels of some images, evenly spread.
     fn check_labels(&self) -> Result<(), DataError> {
         let Images::Single(source) = &self.images else {
             return Ok(());
         };
         let mut left_out = 0;
-        let every = source.len().div_ceil(LOOKED_AT).max(1);
+        let every = source.len().div_ceil(CHECKED_IMAGES).max(1);
         for image in 0..source.len() {
             let found = match label_of(&**source, image, self.preparation.classes)? {
                 Ok(_) if image % every == 0 => self.check_pixels(&**source, image)?,
@@ -611,7 +611,7 @@ mod tests {
         let (train, _) =
             image_folder::open(folder.path(), 4, 1.0, contract::ClassOrder::Name).expect("opens");
         let files = Images::Single(Arc::new(train));
-        let labels = Labels::of_classes(vec![0, 0, 0, 0, 0, 0, 1, 1, 2]);
+        let labels = Labels::from_classes(vec![0, 0, 0, 0, 0, 0, 1, 1, 2]);
         let pixels = Tensor::zeros([9, 1, 2, 2], (tch::Kind::Uint8, Device::Cpu));
         let arrays = Images::Resident(Rc::new(Resident::new(pixels, labels, 9)));
         for (images, threads) in [(files, 4), (arrays, 1)] {
@@ -621,7 +621,7 @@ mod tests {
             };
             let counts = count_classes(&images, classes, threads).expect("counts");
             assert_eq!(counts, [6, 2, 1, 0]);
-            // As scikit-learn's compute_class_weight("balanced", ...) has it of three classes.
+            // As scikit-learn's compute_class_weight("balanced", ...) for three classes.
             assert_eq!(balanced(&counts), [0.5, 1.5, 3.0, 0.0]);
             assert_eq!(balanced_against_the_others(&counts, 9), [0.5, 3.5, 8.0, 1.0]);
         }
@@ -718,7 +718,7 @@ mod tests {
                 ),
             );
 
-            // Six images of a step in two micro-batches, after those of a rank that takes two.
+            // Six images of a step in two micro-batches, after those of a rank that has two.
             let uneven = |before, micro_batches: &[u64]| Share {
                 step: 8,
                 before,
@@ -763,7 +763,7 @@ mod tests {
         assert!(!by_threads);
         let (mirrored, by_threads) = first("{horizontalFlip: 1.0}");
         assert!(!by_threads && mirrored.equal(&plain.flip([3])));
-        // Half of the operations are left out, so some images stay.
+        // Half of the operations are skipped, so some images stay the same.
         let (colored, by_threads) = first("{randAugment: rand-m9-n1}");
         let same: Vec<bool> = (0..8)
             .map(|row| colored.get(row).equal(&plain.get(row)))
@@ -785,7 +785,7 @@ mod tests {
 
     #[test]
     fn files_of_many_channels_are_trained_on_in_their_own_units() {
-        // Of each pixel 100 c + its column, in channel c.
+        // Each pixel is 100 c + its column, in channel c.
         let values: Vec<u8> = (0..24 * 24)
             .flat_map(|pixel| (0..5_u16).map(move |channel| 100 * channel + pixel % 24))
             .flat_map(u16::to_le_bytes)

@@ -1,40 +1,40 @@
-//! The order in which an epoch sees the training images, and which of them a rank takes.
+//! The order of the training images in an epoch, and each rank's part of it.
 //!
-//! The order depends on seed and epoch alone, not on the number of ranks: an optimizer step takes the next
-//! `global_batch_size` places, and each rank a slice of them. So a run continues after a restart with another number
-//! of ranks without seeing an image twice. What is left at the end of an epoch and is less than a step is dropped
-//! (`drop_last` of PyTorch's `DistributedSampler`): every step takes as many images, and the next epoch's order drops
-//! others.
+//! The order depends on seed and epoch only, not on the number of ranks: an optimizer step uses the
+//! next `global_batch_size` places, and each rank a slice of them. So a run continues on another
+//! number of ranks without repeating an image. The images at the end of an epoch that do not fill a
+//! step are dropped (`drop_last` of PyTorch's `DistributedSampler`): all steps have the same size,
+//! and the next epoch drops others.
 
 use std::ops::Range;
 
 use super::source::Shards;
 use crate::random::{SplitMix64, Stream, derive};
 
-/// Repeated augmentation repeats runs of this many images: variants of an image are then in the same global batch or
-/// the next, and neighbours, which mixup pairs, are different images.
+/// Repeated augmentation repeats runs of this many images. So variants of an image are in the same
+/// global batch or the next, and neighbors, which mixup pairs, are different images.
 const REPEATED_RUN: u64 = 16;
 
-/// An image, and the place in the epoch's order that it is at.
+/// An image, and its place in the epoch's order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Item {
     pub(super) image: u64,
     pub(super) place: u64,
 }
 
-/// Which part of every optimizer step a rank takes.
+/// A rank's part of every optimizer step.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Share {
-    /// Images of a step, over all ranks.
+    /// Images per step, over all ranks.
     pub(crate) step: u64,
-    /// Those that come before this rank's.
+    /// Images of earlier ranks.
     pub(crate) before: u64,
-    /// Images of each of this rank's micro-batches, none empty.
+    /// Images in each of this rank's micro-batches, none empty.
     pub(crate) micro_batches: Vec<u64>,
 }
 
 impl Share {
-    /// This rank's places out of `places`, whole steps only.
+    /// This rank's places in `places`, whole steps only.
     pub(super) fn places(&self, places: Range<u64>) -> impl Iterator<Item = u64> {
         let own: u64 = self.micro_batches.iter().sum();
         let (step, before) = (self.step, self.before);
@@ -53,11 +53,11 @@ pub(crate) struct EpochOrder {
 }
 
 impl EpochOrder {
-    /// A permutation of `0..len`, which seed and epoch determine, with each image at `repeats` places; the order has
-    /// `len` places all the same.
+    /// A permutation of `0..len`, determined by seed and epoch, with each image at `repeats`
+    /// places; the order still has `len` places.
     ///
     /// # Panics
-    /// Where `len` exceeds `u32::MAX`: such a set cannot be listed in memory.
+    /// If `len` exceeds `u32::MAX`: such a set cannot be listed in memory.
     pub(crate) fn new(seed: u64, epoch: u32, len: u64, repeats: u32) -> Self {
         let mut images: Vec<u32> = (0..u32::try_from(len).expect("fewer than 4 billion images")).collect();
         shuffle(&mut images, &mut random(seed, epoch));
@@ -67,9 +67,9 @@ impl EpochOrder {
         }
     }
 
-    /// As [`Self::new`], for images that lie in shards: these come in random order, and the images of a few in a row are shuffled. So
-    /// few are read at a time, each once.
-    pub(super) fn of_shards(seed: u64, epoch: u32, shards: Shards<'_>, repeats: u32) -> Self {
+    /// As [`Self::new`], for images in shards: these are in random order, and the images of a few
+    /// successive ones are shuffled. So only few are read at a time, each once.
+    pub(super) fn from_shards(seed: u64, epoch: u32, shards: Shards<'_>, repeats: u32) -> Self {
         let Shards { lengths, at_once } = shards;
         let mut random = random(seed, epoch);
         let mut shards = Vec::with_capacity(lengths.len());
@@ -145,7 +145,7 @@ mod tests {
             lengths: &lengths,
             at_once: 8,
         };
-        let order = all(&EpochOrder::of_shards(1, 0, shards, 1), 210);
+        let order = all(&EpochOrder::from_shards(1, 0, shards, 1), 210);
         let shard_of = |image: u64| {
             lengths
                 .iter()

@@ -1,14 +1,14 @@
 //! Parts of a number of images.
 
-/// Much less than an image, and much more than what binary fractions lack: 3 times 0.3 is a little below 0.9.
+/// Below an image, and above the error of binary fractions: 3 times 0.3 is a little below 0.9.
 const TOLERANCE: f64 = 1e-6;
 
-/// The share of so many images, rounded down.
+/// A share of `images`, rounded down.
 pub(super) fn whole(images: u64, share: f64) -> u64 {
     (images as f64 * share + TOLERANCE) as u64
 }
 
-/// The share of so many images, rounded up.
+/// A share of `images`, rounded up.
 pub(super) fn around(images: u64, share: f64) -> u64 {
     (images as f64 * share - TOLERANCE).ceil() as u64
 }

@@ -1,4 +1,4 @@
-//! Images that are held as they are stored, on the device as far as they are few.
+//! Images held as stored, on the device if they are few.
 
 use contract::PixelType;
 use tch::{Device, Kind, Tensor};
@@ -7,7 +7,7 @@ use super::labels::Labels;
 use super::order::Item;
 use super::part;
 
-/// More bytes than this stay in the host's memory; batches are then copied to the device.
+/// Larger sets stay in host memory, and batches are copied to the device.
 const ON_DEVICE_BYTES: u64 = 8 << 30;
 
 /// Labelled images, all of one size.
@@ -17,12 +17,12 @@ pub(super) struct Resident {
     images: Tensor,
     /// Of each stored image.
     labels: Labels,
-    /// Images the set counts; a synthetic set stores fewer and repeats them.
+    /// Number of images in the set; a synthetic set stores fewer and repeats them.
     len: u64,
 }
 
 impl Resident {
-    /// There are as many `labels` as `images` in the first dimension; images repeat if `len` is larger.
+    /// `labels` has one per image in the first dimension; images repeat if `len` is larger.
     pub(super) fn new(images: Tensor, labels: Labels, len: u64) -> Self {
         Self { images, labels, len }
     }
@@ -31,7 +31,7 @@ impl Resident {
         self.len
     }
 
-    /// What the numbers of images are.
+    /// The type of the images' numbers.
     pub(super) fn pixel_type(&self) -> PixelType {
         if self.images.kind() == Kind::Uint8 {
             PixelType::Uint8
@@ -56,7 +56,7 @@ impl Resident {
         }
     }
 
-    /// Moves the images to where they are trained on, if they are few enough.
+    /// Moves the images to the training device, if they are few enough.
     pub(super) fn to_device(&self, device: Device) -> Self {
         let bytes = self.images.numel() as u64 * self.images.kind().elt_size_in_bytes() as u64;
         let place = if bytes <= ON_DEVICE_BYTES {
@@ -71,7 +71,7 @@ impl Resident {
         }
     }
 
-    /// Which stored images these items are.
+    /// The stored images of these items.
     pub(super) fn rows(&self, items: &[Item]) -> Vec<i64> {
         let stored = self.labels.len() as u64;
         items
@@ -85,13 +85,13 @@ impl Resident {
         self.images.numel() / self.labels.len().max(1) * self.images.kind().elt_size_in_bytes()
     }
 
-    /// Copies stored images, which are on the host, one after the other.
+    /// Copies stored images on the host, in this order.
     pub(super) fn copy_rows(&self, rows: &[i64], bytes: &mut [u8]) {
         let images = self.images.index_select(0, &Tensor::from_slice(rows));
         images.copy_data_u8(bytes, images.numel());
     }
 
-    /// Images, BCHW, and labels as they are stored.
+    /// Images, BCHW, and labels, as stored.
     pub(super) fn stored(&self) -> (&Tensor, &Labels) {
         (&self.images, &self.labels)
     }

@@ -18,10 +18,10 @@ use super::labels::Label;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// An image as it is stored.
+/// A stored image.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Stored {
-    /// What [`Source::decode`] takes: bytes of an image file, but for images in memory.
+    /// The input of [`Source::decode`]: the bytes of an image file, or pixels of images in memory.
     pub(super) file: Vec<u8>,
     pub(super) label: Label,
 }
@@ -29,26 +29,26 @@ pub(super) struct Stored {
 /// Why an image was not read.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The storage failed: it may answer again.
+    /// The storage failed: a retry may help.
     Storage(Error),
-    /// What is there is no image with a label, however often it is read.
+    /// It is not an image with a label; retries do not help.
     Bad(String),
 }
 
 impl ReadError {
-    /// Of a file that was there when the data set was listed.
-    pub(super) fn of(error: Error) -> Self {
+    /// For a file that existed when the data set was listed.
+    pub(super) fn from_error(error: Error) -> Self {
         if is_of_storage(&error) {
             Self::Storage(error)
         } else {
-            // The name is told beside it.
+            // The name is reported with it.
             Self::Bad(error.to_string())
         }
     }
 }
 
 impl ReadError {
-    /// What is wrong with an image that was read once. An error where that is the storage's fault.
+    /// What is wrong with an image that was read once. An error if the storage failed.
     pub(super) fn reason(self, source: &dyn Source, image: u64) -> Result<String, DataError> {
         match self {
             Self::Bad(reason) => Ok(reason),
@@ -67,7 +67,7 @@ impl From<String> for ReadError {
     }
 }
 
-/// The pauses between reads where the storage fails, until so many seconds from now: each twice as long as the one before.
+/// Pauses between retries of failing storage, for `seconds` from now, each twice the previous.
 pub(super) fn pauses(seconds: u32) -> impl Iterator<Item = Duration> {
     let (began, most) = (Instant::now(), Duration::from_secs(seconds.into()));
     ExponentialBuilder::new()
@@ -75,11 +75,11 @@ pub(super) fn pauses(seconds: u32) -> impl Iterator<Item = Duration> {
         .with_max_delay(LONGEST_PAUSE)
         .without_max_times()
         .build()
-        // A read that is not answered takes time itself.
+        // A read that gets no answer lasts long itself.
         .take_while(move |_| began.elapsed() < most)
 }
 
-/// A name to be read by people: bytes that are no UTF-8 are in hexadecimal, as in "caf\\xe9".
+/// A name for display: bytes that are not UTF-8 are in hexadecimal, as in "caf\\xe9".
 pub(super) fn shown_name(name: &OsStr) -> String {
     name.as_encoded_bytes()
         .utf8_chunks()
@@ -90,10 +90,10 @@ pub(super) fn shown_name(name: &OsStr) -> String {
         .collect()
 }
 
-/// Files of a data set that are not read, by why: "files that end in .webp".
+/// Number of files that are not read, by reason: "files that end in .webp".
 pub(super) type PassedOver = BTreeMap<String, u64>;
 
-/// A number that differs between lists of other parts.
+/// A number that differs between different lists of parts.
 pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     for part in parts {
@@ -103,8 +103,8 @@ pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Par
     hasher.finalize()
 }
 
-/// The label of an image where it is looked at once, before a run: one that the model does not take is an error, and so is
-/// storage that fails. The inner error says what is wrong with the image.
+/// An image's label, checked before a run: an error if the model does not accept it, or if storage
+/// fails. The inner error says what is wrong with the image.
 pub(super) fn label_of(
     source: &dyn Source,
     image: u64,
@@ -116,7 +116,7 @@ pub(super) fn label_of(
     }
 }
 
-/// An error where a label has classes that the model has not, or not one where it takes one.
+/// An error if a label has classes that the model lacks, or not exactly one where it must.
 pub(super) fn check_label(
     source: &dyn Source,
     image: u64,
@@ -144,7 +144,7 @@ pub(super) fn check_label(
     }
 }
 
-/// An error where a list has a class twice, as the row of an array does that has a column for each class.
+/// An error if a list has a class twice, as if it were a row with a column per class.
 fn check_once(source: &dyn Source, image: u64, classes: &[i64]) -> Result<(), DataError> {
     let mut sorted = classes.to_vec();
     sorted.sort_unstable();
@@ -158,7 +158,7 @@ fn check_once(source: &dyn Source, image: u64, classes: &[i64]) -> Result<(), Da
     }
 }
 
-/// What `list` finds in each file, several at a time.
+/// The result of `list` for each file, several at a time.
 pub(super) fn list_each<Found: Send>(
     paths: &[PathBuf],
     threads: usize,
@@ -176,12 +176,12 @@ pub(super) fn list_each<Found: Send>(
     })
 }
 
-/// Parts of files that are read as a whole, or at least one after the other.
+/// Parts of a data set that are read whole, or at least sequentially.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shards<'a> {
     /// Images of each.
     pub(super) lengths: &'a [u32],
-    /// How many are read at the same time: their images are shuffled with one another.
+    /// How many are read at the same time, with their images shuffled together.
     pub(super) at_once: usize,
 }
 
@@ -189,15 +189,15 @@ pub(super) struct Shards<'a> {
 pub(super) trait Source: Debug + Send + Sync {
     fn len(&self) -> u64;
 
-    /// Reads one.
+    /// Reads an image.
     fn read(&self, image: u64) -> Result<Stored, ReadError>;
 
-    /// The pixels of what was read, with so many channels. The error says what is wrong with it.
+    /// The pixels of a file, with this many channels. The error says what is wrong with it.
     fn decode(&self, file: Vec<u8>, channels: u32, pixel_type: PixelType) -> Result<Decoded, String> {
         decode(file, channels, pixel_type)
     }
 
-    /// Whether images are trained on whole, not cut.
+    /// Whether training uses whole images, without cropping.
     fn is_whole(&self) -> bool {
         false
     }
@@ -205,13 +205,13 @@ pub(super) trait Source: Debug + Send + Sync {
     /// The image's label, without reading the image.
     fn label(&self, image: u64) -> Result<Label, ReadError>;
 
-    /// What to call it.
+    /// A name for messages.
     fn name(&self, image: u64) -> String;
 
-    /// [`fingerprint`] of the images' names within the folder, wherever that is mounted.
+    /// [`fingerprint`] of the images' names within the folder, wherever it is mounted.
     fn fingerprint(&self) -> u32;
 
-    /// If images lie in shards one after the other.
+    /// The shards, if images are in some.
     fn shards(&self) -> Option<Shards<'_>> {
         None
     }
@@ -221,7 +221,7 @@ pub(super) trait Source: Debug + Send + Sync {
         &[]
     }
 
-    /// What lies among the images and is not read.
+    /// Files among the images that are not read.
     fn passed_over(&self) -> PassedOver {
         PassedOver::new()
     }

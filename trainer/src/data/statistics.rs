@@ -1,4 +1,4 @@
-//! What a data set holds: images by class, sizes, mean and deviation, unreadable files.
+//! The contents of a data set: images by class, sizes, mean and deviation, unreadable files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,38 +10,38 @@ use super::resident::Resident;
 use super::source::{PassedOver, Source, label_of};
 use super::{DataError, Expected, Images, decode_threads, open, part};
 
-/// Unreadable images that are named.
+/// How many unreadable images are named.
 const NAMED: usize = 10;
 
-/// What a part of a data set holds.
+/// The contents of a part of a data set.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Split {
     pub(crate) images: u64,
-    /// In the order of class numbers, those with images.
+    /// Classes with images, in the order of their numbers.
     pub(crate) classes: Vec<Class>,
-    /// Images that were read whole; all of the following is about them.
+    /// Images that were decoded; all of the following is about them.
     pub(crate) examined: u64,
     pub(crate) width: Range,
     pub(crate) height: Range,
     /// Images by the number of channels in the file.
     pub(crate) channels: BTreeMap<u16, u64>,
-    /// Of pixels scaled to 0..1 (float32: as they are), as the model's channels.
+    /// Of pixels scaled to 0..1 (float32: as stored), in the model's channels.
     pub(crate) mean: Vec<f64>,
     pub(crate) std: Vec<f64>,
-    /// Of those that were examined, and all whose label cannot be read.
+    /// Among the examined images, plus all whose label cannot be read.
     pub(crate) unreadable_images: u64,
     /// The first of them.
     pub(crate) unreadable: Vec<Unreadable>,
-    /// Files that are no images of the set, by why.
+    /// Files that are not images of the set, by reason.
     pub(crate) passed_over: PassedOver,
-    /// Of the examined images.
+    /// Among the examined images.
     #[serde(skip)]
     pub(crate) unreadable_examined: u64,
 }
 
 impl Split {
-    /// Whether training with this `data.maxCorruptFraction` goes on after as many unreadable images.
+    /// Whether training with this `data.maxCorruptFraction` would continue.
     pub(crate) fn is_usable(&self, max_corrupt_fraction: f64) -> bool {
         self.unreadable_images <= part::whole(self.images, max_corrupt_fraction)
             && self.unreadable_examined <= part::whole(self.examined, max_corrupt_fraction)
@@ -67,7 +67,7 @@ pub(crate) struct Class {
     pub(crate) images: u64,
 }
 
-/// How long a side of images is.
+/// Lengths of the images' sides.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Range {
     pub(crate) least: u32,
@@ -81,8 +81,8 @@ pub(crate) struct Unreadable {
     pub(crate) reason: String,
 }
 
-/// Examines what is trained on and what is evaluated: of each `sample` images are read whole, evenly spread, or all if it
-/// is 0.
+/// Examines the images to train on and those to evaluate: `sample` images of each are decoded,
+/// evenly spread, or all if it is 0.
 pub(crate) fn survey(
     data: &DataConfig,
     expected: Expected,
@@ -98,7 +98,7 @@ pub(crate) fn survey(
     Ok((examine(train)?, validation.map(examine).transpose()?))
 }
 
-/// Every image's number, or `sample` of them, evenly spread.
+/// The numbers of all images, or of `sample`, evenly spread.
 fn spread(len: u64, sample: u64) -> impl Iterator<Item = u64> {
     let count = if sample == 0 { len } else { sample.min(len) };
     (0..count).map(move |index| index * len / count)
@@ -140,7 +140,7 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
     }
 }
 
-/// Labels are read of all images, pixels of a sample. What a run refuses is an error.
+/// Reads the labels of all images and the pixels of a sample. An error if a run would be refused.
 fn of_files(
     source: &dyn Source,
     expected: Expected,
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn arrays_tell_the_deviation_over_all_pixels_of_a_channel() {
         let images = Tensor::from_slice(&[0_u8, 255, 0, 255, 51, 51, 51, 51]).reshape([1, 2, 2, 2]);
-        let set = Resident::new(images, Labels::of_classes(vec![4]), 1);
+        let set = Resident::new(images, Labels::from_classes(vec![4]), 1);
         let split = of_resident(&set, 10);
         let near = |found: &[f64], expected: [f64; 2]| {
             assert!(

@@ -7,12 +7,12 @@ use super::labels::Labels;
 use super::resident::Resident;
 use crate::random::SplitMix64;
 
-/// Distinct images stop at this many bytes; from there on they repeat.
+/// Maximum bytes of distinct images; more images repeat them.
 const STORED_BYTES: u64 = 256 * 1024 * 1024;
 
-/// `images` random images of the model's own size with random labels; `seed` determines them.
+/// `images` random images of the model's size with random labels, determined by `seed`.
 pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
-    // Not of libtorch's generator, which all threads of a process share.
+    // Not from libtorch's generator, which all threads of a process share.
     let mut random = SplitMix64::new(seed);
     let side = u64::from(expected.side);
     let image_bytes = u64::from(expected.channels) * side * side;
@@ -25,7 +25,7 @@ pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
     let classes = u64::from(expected.classes.count);
     let labels: Vec<i32> = (0..stored).map(|_| random.below(classes) as i32).collect();
     let pixels = Tensor::from_slice(&pixels).reshape(shape);
-    Resident::new(pixels, Labels::of_classes(labels), images)
+    Resident::new(pixels, Labels::from_classes(labels), images)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `WebDataset`: tar files (shards) in which `key.jpg` (or another image) and `key.cls` or `key.json` follow one another.
+//! `WebDataset`: tar files (shards) with adjacent `key.jpg` (or another) and `key.cls` or `.json`.
 //!
-//! The files are listed once, from their headers alone; then every image is read from its place, by whichever rank's
-//! turn it is. So no rank reads another's images, and a run continues at any place of an epoch with any number of ranks.
+//! Files are listed once, by their headers alone; then the rank that needs an image reads it from
+//! its offset. So a run continues at any place of an epoch on any number of ranks.
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Seek as _};
@@ -23,16 +23,16 @@ use super::labels::Label;
 use super::part;
 use super::source::{ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 
-/// What tar files are made of; one of zeros marks the end.
+/// The unit of tar files; a block of zeros marks the end.
 const BLOCK: u64 = 512;
-/// Shards whose images are shuffled with one another.
+/// Shards whose images are shuffled together.
 const SHARDS_AT_ONCE: usize = 8;
 const EXPECTED: &str = "a shard holds key.jpg, key.png, key.webp or key.tif with key.cls or key.json";
-const UNPACK: &str = "unpack it, for images to be read from their places";
-/// What names of compressed shards have behind them.
+const UNPACK: &str = "decompress it, because images are read from their offsets";
+/// Extra extensions of compressed shards.
 const PACKED: [&str; 5] = [".gz", ".zst", ".bz2", ".xz", ".lz4"];
 const PATTERN: &str =
-    "must be a file name with at most one * or one range such as {000000..000012}, which goes up";
+    "must be a file name with at most one * or one ascending range such as {000000..000012}";
 
 /// Images of one split.
 #[derive(Debug)]
@@ -43,12 +43,12 @@ pub(super) struct WebDataset {
     samples: Vec<Sample>,
 }
 
-/// Where an image and its label are.
+/// The place of an image and its label.
 #[derive(Debug, Deserialize, Serialize)]
 struct Sample {
     #[serde(skip)]
     shard: u32,
-    /// Bytes, as the archive has them: of any encoding.
+    /// Bytes as in the archive, in any encoding.
     #[serde(with = "bytes_as_text")]
     key: Box<[u8]>,
     content: Content,
@@ -60,11 +60,11 @@ enum Content {
         image: Span,
         label: LabelFile,
     },
-    /// What it lacks, and what it has instead.
+    /// What is missing, and what is there instead.
     Lacking(Box<str>),
 }
 
-/// Bytes by characters of the same numbers: most keys are ASCII.
+/// Bytes as characters of the same numbers: most keys are ASCII.
 mod bytes_as_text {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
@@ -79,7 +79,7 @@ mod bytes_as_text {
     }
 }
 
-/// What is found of a sample.
+/// The files of a sample.
 #[derive(Default)]
 struct Parts {
     key: Box<[u8]>,
@@ -87,7 +87,7 @@ struct Parts {
     label: Option<LabelFile>,
     /// A second image of the same key.
     more: Option<String>,
-    /// Endings of all of it.
+    /// Extensions of all files.
     endings: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ struct Span {
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 enum LabelFile {
-    /// Numbers in digits.
+    /// Decimal numbers.
     Class(Span),
     /// An object with `cls` or `label`.
     Json(Span),
@@ -114,7 +114,7 @@ struct JsonLabel {
 }
 
 impl JsonLabel {
-    /// Either of both, which must be the same where there are both.
+    /// The label under either name; both must agree.
     fn label(&self) -> Result<Label, String> {
         let found = match (&self.cls, &self.label) {
             (Some(cls), Some(label)) if cls != label => {
@@ -139,7 +139,7 @@ fn json_label(value: &Value) -> Option<Label> {
     }
 }
 
-/// What a .cls says: a class number, or several between commas or spaces; in brackets also one or none.
+/// The label in a .cls: a class number, or several with commas or spaces; in brackets any number.
 fn text_label(text: &str) -> Option<Label> {
     let text = text.trim_start_matches('\u{feff}').trim();
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
@@ -167,7 +167,7 @@ pub(super) fn open(
     if train.is_empty() {
         return Err(DataError::NoImages {
             path: root.path().join(&shards.train),
-            expected: "no file has such a name (data.trainShards)",
+            expected: "no file matches (data.trainShards)",
         });
     }
     let mut train = WebDataset::list(&root, train, threads)?;
@@ -181,7 +181,7 @@ pub(super) fn open(
     Ok((train, validation))
 }
 
-/// The files that a pattern names, in order. Those of a `*` may be none; those of a range must be there.
+/// The files that a pattern names, in order. A `*` may match none; the files of a range must exist.
 fn files(root: &Root, field: &'static str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let names = match FileNames::parse(pattern) {
         Some(FileNames::One(name)) => vec![name],
@@ -199,7 +199,7 @@ fn files(root: &Root, field: &'static str, pattern: &str) -> Result<Vec<PathBuf>
     match paths.iter().find(|path| !root.has(path)) {
         Some(missing) => Err(DataError::Missing {
             path: missing.clone(),
-            expected: "every file that data.trainShards and data.validationShards name must be there",
+            expected: "every file that data.trainShards and data.validationShards name must exist",
         }),
         None => Ok(paths),
     }
@@ -247,7 +247,7 @@ fn matching(root: &Root, before: &str, after: &str) -> Result<Vec<PathBuf>, Data
 }
 
 impl WebDataset {
-    /// Lists what the shards hold, several at a time.
+    /// Lists the contents of the shards, several at a time.
     fn list(root: &Root, shards: Vec<PathBuf>, threads: usize) -> Result<Self, DataError> {
         let shards = Arc::new(root.files(shards));
         warn_of_a_small_cache(root, &shards)?;
@@ -258,7 +258,7 @@ impl WebDataset {
         let mut lengths = Vec::with_capacity(shards.paths().len());
         for ((number, path), list) in (0..).zip(shards.paths()).zip(lists) {
             let mut list = list?;
-            // Another run may have listed it, as another one of its shards.
+            // It may have been listed by another run, with another number.
             for sample in &mut list {
                 sample.shard = number;
             }
@@ -285,14 +285,14 @@ impl WebDataset {
             *length = (*length).min(rest as u32);
             rest -= *length as usize;
         }
-        // Shards without images would leave the others that are mixed with them few.
+        // Shards without images would reduce the mixing of the others.
         let used = self.lengths.iter().rposition(|length| *length > 0);
         self.lengths.truncate(used.map_or(0, |last| last + 1));
     }
 
     fn read_span(&self, shard: u32, span: Span) -> Result<Vec<u8>, ReadError> {
         let bytes = self.shards.read(shard, span.offset, span.bytes as usize);
-        bytes.map_err(ReadError::of)
+        bytes.map_err(ReadError::from_error)
     }
 
     fn label_of(&self, sample: &Sample) -> Result<Label, ReadError> {
@@ -302,7 +302,7 @@ impl WebDataset {
                 let text = String::from_utf8_lossy(&bytes);
                 text_label(&text).ok_or_else(|| {
                     let text = text.trim_start_matches('\u{feff}').trim();
-                    format!("its .cls is {text:?}, no class number").into()
+                    format!("its .cls is {text:?}, not a class number").into()
                 })
             }
             LabelFile::Json(span) => {
@@ -318,7 +318,7 @@ impl WebDataset {
     }
 }
 
-/// What is read at the same time must fit, with what comes next.
+/// The shards read at the same time must fit, together with the next ones.
 fn warn_of_a_small_cache(root: &Root, shards: &Files) -> Result<(), DataError> {
     let Root::Store { cache, .. } = root else {
         return Ok(());
@@ -329,7 +329,7 @@ fn warn_of_a_small_cache(root: &Root, shards: &Files) -> Result<(), DataError> {
     let needed = bytes.min(bytes / count.max(1) * 2 * SHARDS_AT_ONCE as u64);
     if needed > cache.limit() {
         tracing::warn!(
-            "data.cache.sizeLimit leaves {} for shards, and those that are read at the same time take {}: parts of them are read several times",
+            "data.cache.sizeLimit leaves {} for shards, and those that are read at the same time need {}: parts of them are read several times",
             ByteSize(cache.limit()),
             ByteSize(needed)
         );
@@ -347,7 +347,7 @@ impl Sample {
 }
 
 impl Parts {
-    /// Takes a file of the sample: where it is, or what it is instead of a file.
+    /// Adds a file of the sample: its place, or what it is instead of a file.
     fn add(&mut self, extension: &[u8], span: Result<Span, &'static str>) {
         let extension = shown_name(OsStr::from_bytes(extension)).to_ascii_lowercase();
         match (extension.as_str(), span) {
@@ -362,7 +362,7 @@ impl Parts {
                 }
             }
             ("cls", Ok(span)) => self.label = Some(LabelFile::Class(span)),
-            // A .cls is the plainer word.
+            // A .cls takes precedence.
             ("json", Ok(span)) if self.label.is_none() => self.label = Some(LabelFile::Json(span)),
             _ => {}
         }
@@ -379,7 +379,7 @@ impl Parts {
                     (None, None) => "there is no key.jpg, key.png, key.webp or key.tif".into(),
                 };
                 let found = self.endings.join(", ");
-                Content::Lacking(format!("{lacking}; of this key there are: {found}").into())
+                Content::Lacking(format!("{lacking}; this key has: {found}").into())
             }
         };
         Sample {
@@ -390,15 +390,15 @@ impl Parts {
     }
 }
 
-/// Samples of one shard: files with the same name up to its first dot that follow one another, as webdataset's `base_plus_ext`
-/// divides names. What has no such name is no part of a sample.
+/// Samples of one shard: adjacent files with the same name up to the first dot, as webdataset's
+/// `base_plus_ext` splits names. Other files belong to no sample.
 fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
     let path = shards.path(shard);
     let refused = |message: String| DataError::Shard {
         path: path.into(),
         message,
     };
-    // The archive's own errors come from no storage.
+    // The archive's own errors do not come from storage.
     let unreadable = |error: std::io::Error| {
         if is_of_system(&error) {
             at_first_read(path, &error)
@@ -439,7 +439,7 @@ fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
             _ if kind.is_symlink() => Err("a link"),
             _ if kind.is_gnu_sparse() => Err("a sparse file"),
             _ if kind.is_file() => Ok(span),
-            _ => Err("no file"),
+            _ => Err("not a file"),
         };
         if span.is_ok_and(|span| span.offset.saturating_add(span.bytes) > file_bytes) {
             let name = shown_name(OsStr::from_bytes(&name));
@@ -459,13 +459,13 @@ fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
     samples.extend(parts.map(|parts| parts.end(shard)));
     if !samples.is_empty() && file_bytes < end + BLOCK {
         return Err(refused(format!(
-            "it has no mark of its end (file of {file_bytes} bytes): a part is missing, or whoever wrote it did not close it"
+            "it has no end marker (file of {file_bytes} bytes): a part is missing, or its writer did not close it"
         )));
     }
     Ok(samples)
 }
 
-/// The key and the rest after the first dot of a file's name; `None` where there is no key, as in the `._name` files of a Mac.
+/// Key and rest of a file's name, around its first dot; `None` without a key, as in `._name`.
 fn divide(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = name
         .iter()
@@ -475,7 +475,7 @@ fn divide(name: &[u8]) -> Option<(&[u8], &[u8])> {
     (dot > 0).then(|| (&name[..base + dot], &name[base + dot + 1..]))
 }
 
-/// How a file is compressed, by its first bytes.
+/// The compression of a file, from its first bytes.
 fn compression_of(begin: &[u8]) -> Option<&'static str> {
     let known: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gzip"),
@@ -607,15 +607,15 @@ mod tests {
     fn a_sample_that_lacks_something_is_named_when_it_is_read() {
         let folder = folder(&two_shards());
         let (train, _) = open(folder.path(), &shards("train-*.tar"), 1.0, 1).expect("opens");
-        assert_eq!(bad(train.read(2)), "its .cls is \"cat\", no class number");
+        assert_eq!(bad(train.read(2)), "its .cls is \"cat\", not a class number");
         assert_eq!(
             bad(train.read(3)),
-            "there is neither key.cls nor key.json; of this key there are: jpg"
+            "there is neither key.cls nor key.json; this key has: jpg"
         );
         assert!(train.name(3).starts_with("d of ") && train.name(3).ends_with("train-001.tar"));
     }
 
-    /// What is wrong with a sample.
+    /// The error of a bad sample.
     fn bad<T: std::fmt::Debug>(read: Result<T, ReadError>) -> String {
         match read.expect_err("refused") {
             ReadError::Bad(reason) => reason,
@@ -623,7 +623,7 @@ mod tests {
         }
     }
 
-    /// One shard of these files.
+    /// One shard with these files.
     fn opened(files: &[(&[u8], &[u8])]) -> WebDataset {
         let folder = folder(&[("train-0.tar", tar(files))]);
         let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
@@ -636,7 +636,7 @@ mod tests {
 
     #[test]
     fn keys_are_bytes_and_what_has_no_key_is_no_sample() {
-        // Of one length in GBK, which lossy conversion would make one key.
+        // Of one length in GBK; lossy conversion would merge these keys.
         let train = opened(&[
             (b"\xc3\xa8.jpg", b"cat"),
             (b"\xc3\xa8.cls", b"0"),
@@ -708,8 +708,8 @@ mod tests {
         ] {
             assert_eq!(train.label(image).expect("a label"), expected, "{image}");
         }
-        assert_eq!(bad(train.label(4)), "its .cls is \"\", no class number");
-        assert_eq!(bad(train.label(5)), "its .cls is \"3, cat\", no class number");
+        assert_eq!(bad(train.label(4)), "its .cls is \"\", not a class number");
+        assert_eq!(bad(train.label(5)), "its .cls is \"3, cat\", not a class number");
         assert_eq!(
             bad(train.label(7)),
             "its .json has no class number in \"label\" or \"cls\": it has [1,\"cat\"]"
@@ -726,8 +726,8 @@ mod tests {
             (b"1.cls", b"1"),
         ]);
         let told = [
-            "there is no key.jpg, key.png, key.webp or key.tif; of this key there are: input.jpg, output.cls",
-            "it has a second image, .png; of this key there are: jpg, png, cls",
+            "there is no key.jpg, key.png, key.webp or key.tif; this key has: input.jpg, output.cls",
+            "it has a second image, .png; this key has: jpg, png, cls",
         ];
         for (image, told) in (0..).zip(told) {
             assert_eq!(bad(train.read(image)), told);
@@ -743,7 +743,7 @@ mod tests {
         let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
         assert_eq!(
             bad(train.read(0)),
-            "there is no key.jpg, key.png, key.webp or key.tif; of this key there are: jpg (a hard link)"
+            "there is no key.jpg, key.png, key.webp or key.tif; this key has: jpg (a hard link)"
         );
     }
 
@@ -763,10 +763,10 @@ mod tests {
         assert!(message(Vec::new()).starts_with("DIR/train-1.tar holds no images"));
         let whole = two_shards()[0].1.clone();
         let torn = whole[..whole.len() - 1024].to_vec();
-        assert!(message(torn).contains("it has no mark of its end"));
+        assert!(message(torn).contains("it has no end marker"));
         assert_eq!(
             message(b"\x1f\x8b\x08 and so on".to_vec()),
-            "DIR/train-1.tar is no tar file of images: it is compressed (gzip): unpack it, for images to be read from their places"
+            "DIR/train-1.tar is not a valid tar file of images: it is compressed (gzip): decompress it, because images are read from their offsets"
         );
     }
 
@@ -795,15 +795,15 @@ mod tests {
         assert!(length > 2048);
         assert_eq!(
             message("train-*.tar"),
-            "DIR/train-000.tar is no tar file of images: it is truncated within a.jpg (file of 515 bytes)"
+            "DIR/train-000.tar is not a valid tar file of images: it is truncated within a.jpg (file of 515 bytes)"
         );
         assert!(message("train-{001..002}.tar").starts_with("DIR/train-002.tar does not exist"));
         assert!(message("other-*.tar").starts_with("DIR/other-*.tar holds no images"));
         fs_err::write(folder.path().join("more-0.tar.gz"), b"\x1f\x8b").expect("writes");
         assert_eq!(
             message("more-*.tar"),
-            "DIR/more-0.tar.gz is no tar file of images: it is the only one, and compressed: unpack it, for images to be read from \
-             their places"
+            "DIR/more-0.tar.gz is not a valid tar file of images: it is the only one, and compressed: \
+             decompress it, because images are read from their offsets"
         );
         for pattern in ["train-{3..1}.tar", "train-{a..b}.tar", "{0..1}*", "*-*"] {
             assert!(
@@ -813,6 +813,6 @@ mod tests {
             );
         }
         fs_err::write(folder.path().join("train-000.tar"), [7_u8; 2000]).expect("writes");
-        assert!(message("train-*.tar").starts_with("DIR/train-000.tar is no tar file of images: "));
+        assert!(message("train-*.tar").starts_with("DIR/train-000.tar is not a valid tar file of images: "));
     }
 }

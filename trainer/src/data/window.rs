@@ -1,4 +1,4 @@
-//! Which part of an image is taken.
+//! The choice of a part of an image.
 
 use contract::RandomResizedCrop;
 
@@ -13,10 +13,10 @@ pub(super) struct Window {
     pub(super) height: u32,
 }
 
-/// Attempts at a window of random shape before the middle of the image is taken.
+/// Attempts at a random window before the center of the image is used.
 const ATTEMPTS: usize = 10;
 
-/// The window of a random resized crop, as timm and torchvision choose it.
+/// The window of a random resized crop, as in timm and torchvision.
 pub(super) fn random_window(crop: &RandomResizedCrop, width: u32, height: u32, draws: &mut Draws) -> Window {
     let area = f64::from(width) * f64::from(height);
     for _ in 0..ATTEMPTS {
@@ -44,7 +44,7 @@ pub(super) fn random_window(crop: &RandomResizedCrop, width: u32, height: u32, d
     }
 }
 
-/// Where in a margin of `padding` pixels the window begins: from the left, from the top.
+/// The window's place in a margin of `padding` pixels: from the left, from the top.
 pub(super) fn random_offset(padding: u32, draws: &mut Draws) -> (u32, u32) {
     let choices = 2 * padding as usize + 1;
     (draws.below(choices) as u32, draws.below(choices) as u32)

@@ -1,4 +1,4 @@
-//! What a rank computes on.
+//! The device of a rank.
 
 use torch_ext::{Cuda, CudaError, FlightRecorder, GpuIdentity};
 
@@ -28,8 +28,8 @@ impl Accelerator {
         }
     }
 
-    /// The CPU where there is no GPU. One that is there but cannot be used is a fault, of the node or of the image: falling
-    /// back would hide it.
+    /// The CPU if there is no GPU. A GPU that cannot be used is a fault of the node or the image;
+    /// falling back would hide it.
     fn instead_of_cuda(reason: CudaError, local_rank: u32) -> Result<Self, TrainError> {
         if !matches!(reason, CudaError::NoDevice) {
             return Err(TrainError::UnusableGpu(reason));
@@ -40,8 +40,8 @@ impl Accelerator {
         Ok(Self::Cpu)
     }
 
-    /// Puts this project's kernels in the place of libtorch's, or warns; after the first passes again, which compile them. Nothing on
-    /// the CPU.
+    /// Replaces kernels of libtorch with this project's, or warns. Called again after the first
+    /// passes, which compile them. Does nothing on the CPU.
     pub(crate) fn use_own_kernels(self) {
         if let Self::Cuda { cuda, .. } = self
             && let Err(error) = cuda.replace_layer_norm()
@@ -50,7 +50,7 @@ impl Accelerator {
         }
     }
 
-    /// Most memory of tensors on the GPU so far, bytes; `None` on the CPU.
+    /// Peak memory of tensors on the GPU, bytes; `None` on the CPU.
     pub(crate) fn peak_bytes(self) -> Result<Option<u64>, TrainError> {
         match self {
             Self::Cpu => Ok(None),
@@ -58,14 +58,14 @@ impl Accelerator {
         }
     }
 
-    /// Makes a step fail where the host would wait for the GPU, or wait again. Nothing on the CPU.
+    /// Makes a step fail (or no longer) if the host would wait. Does nothing on the CPU.
     pub(crate) fn forbid_waits(self, forbidden: bool) {
         if let Self::Cuda { cuda, .. } = self {
             cuda.forbid_waits(forbidden);
         }
     }
 
-    /// Returns once the GPU has done all it was given. At once on the CPU.
+    /// Returns once the GPU has finished its queued work; at once on the CPU.
     pub(crate) fn finish(self) {
         if let Self::Cuda { index, .. } = self {
             tch::Cuda::synchronize(index as i64);
@@ -80,7 +80,7 @@ impl Accelerator {
         }
     }
 
-    /// Of the collectives of groups on this device, and of those on the CPU.
+    /// Records the collectives of groups on this device and on the CPU.
     pub(crate) fn flight_recorder(self) -> FlightRecorder {
         match self {
             Self::Cpu => FlightRecorder::new(None),

@@ -1,4 +1,4 @@
-//! Groups of ranks, by what they exchange.
+//! Groups of ranks, by purpose.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use torch_ext::{Member, ProcessGroup, Store};
 use super::Accelerator;
 use crate::error::TrainError;
 
-/// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes a checkpoint at
-/// the end of an epoch or of training, so this bounds a slow write there too.
+/// Timeout of a collective, after which peers count as lost. The others wait while rank 0 finishes
+/// a checkpoint at the end of an epoch or of training, so it also bounds a slow write.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// What makes groups of ranks.
+/// Creates groups of ranks.
 pub(super) struct Groups<'a> {
     pub(super) store: &'a Store,
     pub(super) accelerator: Accelerator,
@@ -38,22 +38,22 @@ impl Groups<'_> {
         })
     }
 
-    pub(super) fn pair(&self, name: &str, member: Member) -> Result<Pair, TrainError> {
-        Ok(Pair {
+    pub(super) fn pair(&self, name: &str, member: Member) -> Result<GroupPair, TrainError> {
+        Ok(GroupPair {
             group: self.on_device(name, member)?,
             control: self.on_cpu(&format!("{name}-control"), member)?,
         })
     }
 }
 
-/// The same ranks twice: for tensors on the device, and for small things on the CPU.
+/// Two groups of the same ranks: for tensors on the device, and for small data on the CPU.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct GroupPair {
     pub(super) group: ProcessGroup,
     pub(super) control: ProcessGroup,
 }
 
-impl Pair {
+impl GroupPair {
     pub(super) fn groups(&self) -> (&ProcessGroup, &ProcessGroup) {
         (&self.group, &self.control)
     }

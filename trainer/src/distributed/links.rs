@@ -1,4 +1,4 @@
-//! How fast ranks can exchange gradients, with nothing else going on.
+//! Speed of gradient exchange with nothing else running.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,24 @@ use tch::{Kind, Tensor};
 use super::{Accelerator, World};
 use crate::error::TrainError;
 
-/// A size is measured for about so long.
+/// Approximate time per measured size.
 const MEASURED_FOR: Duration = Duration::from_millis(500);
-/// How often a size is measured at least and at most.
+/// Least and most repetitions per size.
 const REPETITIONS: (f64, f64) = (5.0, 200.0);
 
 /// All-reduces of gradient buckets of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BucketTime {
     pub(crate) bytes: u64,
-    /// Ranks that add them up.
+    /// Ranks that sum them.
     pub(crate) ranks: u32,
-    /// Mean of repetitions one right after the other, as nccl-tests take it; of the rank that took longest.
+    /// Mean of back-to-back repetitions, as in nccl-tests, on the slowest rank.
     pub(crate) seconds: f64,
 }
 
 impl World {
-    /// How long an all-reduce of fp32 gradients of so many bytes takes among the ranks that have gradients for the same
-    /// weights. Every rank calls it.
+    /// Time of an all-reduce of `bytes` bytes of fp32 gradients among the ranks that have gradients
+    /// for the same weights. Every rank calls it.
     pub(crate) fn bucket_time(&self, bytes: u64, accelerator: Accelerator) -> Result<BucketTime, TrainError> {
         let numbers = (bytes / 4).max(1);
         let (group, _) = self.reducing();
@@ -39,10 +39,10 @@ impl World {
             }
             accelerator.finish();
             let own = start.elapsed().as_secs_f64() / f64::from(repetitions);
-            // Every rank goes on alike.
+            // All ranks need the same number of repetitions.
             Ok(self.gather(own)?.into_iter().fold(0.0, f64::max))
         };
-        // The first one makes connections and buffers.
+        // The first one creates connections and buffers.
         seconds_of(1)?;
         let once = seconds_of(1)?;
         let repetitions = (MEASURED_FOR.as_secs_f64() / once).clamp(REPETITIONS.0, REPETITIONS.1);

@@ -1,10 +1,10 @@
-//! Which ranks do what together.
+//! The ranks that work together in each dimension.
 
 use contract::Parallelism;
 use torch_ext::Member;
 
-/// A rank's place in each dimension along which the work of a step is divided. Ranks that compute a model together are
-/// neighbours, so that they are on one node: in `data` lies what is left.
+/// A rank's place in each dimension that divides the work of a step. Ranks that compute a model
+/// together are neighbors, so that they share a node; `data` is the remaining dimension.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Mesh {
     /// Images, among replicas of the model.
@@ -19,7 +19,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// The place of a rank among all ranks, which `settings` divides evenly; `ranks_per_node` of them are on each node.
+    /// The place of a rank; `settings` divides `all` evenly, with `ranks_per_node` on each node.
     pub(super) fn new(all: Member, settings: &Parallelism, ranks_per_node: u32) -> Self {
         let (sequence, tensor) = (settings.sequence, settings.tensor);
         let replica = sequence * tensor;
@@ -50,14 +50,14 @@ impl Mesh {
         rank / (self.sequence.size * self.tensor.size)
     }
 
-    /// What ranks add up to learn whether those that have the same images have the same `digest`: zero if they do.
+    /// Summed over the ranks, this is zero if those with the same images have the same `digest`.
     pub(crate) fn disagreement(&self, digest: u32) -> i64 {
         let ranks = i64::from(self.sequence.size * self.tensor.size);
         let weight = if self.is_first_of_replica() { ranks - 1 } else { -1 };
         weight * i64::from(digest)
     }
 
-    /// Whether this rank speaks for those that have the same images.
+    /// Whether this rank counts the images that it shares with others.
     pub(crate) fn is_first_of_replica(&self) -> bool {
         self.sequence.rank == 0 && self.tensor.rank == 0
     }
@@ -70,7 +70,7 @@ impl Mesh {
         }
     }
 
-    /// This rank among those that have the same part of the training state, where it is divided.
+    /// This rank among those with the same part of sharded training state.
     pub(crate) fn replicating(&self) -> Member {
         let reducing = self.reducing();
         Member {
@@ -79,12 +79,12 @@ impl Mesh {
         }
     }
 
-    /// The place of a rank among those that have gradients for the same weights, and among those that divide heads.
+    /// The place of a rank in [`Mesh::reducing`], and among the ranks that divide heads.
     pub(super) fn places_of(&self, rank: u32) -> (u32, u32) {
         (rank / self.tensor.size, rank % self.tensor.size)
     }
 
-    /// The rank among all that is in this place of [`Mesh::reducing`] and has these heads.
+    /// The global rank with this place in [`Mesh::reducing`] and these heads.
     pub(super) fn rank_of(&self, reducing: u32, tensor: u32) -> u32 {
         reducing * self.tensor.size + tensor
     }
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(mesh.is_first_of_replica(), rank % 6 == 0);
             assert_eq!(mesh.disagreement(7), if rank % 6 == 0 { 35 } else { -7 });
             assert_eq!(mesh.replica_of(rank), mesh.data.rank);
-            // Those of other images and of other tokens.
+            // Ranks with other images and other tokens.
             assert_eq!((mesh.reducing().rank, mesh.reducing().size), (rank / 3, 4));
             assert_eq!(mesh.rank_of(mesh.reducing().rank, mesh.tensor.rank), rank);
             assert_eq!((mesh.sharding, mesh.replicating().size), (mesh.reducing(), 1));

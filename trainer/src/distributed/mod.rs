@@ -1,4 +1,4 @@
-//! The ranks of one attempt: how they meet, on what device each works, and what they do together.
+//! The ranks of one attempt: rendezvous, devices and collectives.
 
 mod accelerator;
 mod groups;
@@ -23,21 +23,20 @@ use torch_ext::{
 
 use crate::error::TrainError;
 use crate::parallel::TrainedWeights;
-use groups::{Groups, Pair};
-use peers::{Door, Peers};
+use groups::{GroupPair, Groups};
+use peers::{PeerListener, Peers};
 
 pub(crate) use accelerator::Accelerator;
 pub(crate) use links::BucketTime;
 pub(crate) use mesh::Mesh;
 pub(crate) use peers::LostPeer;
 
-/// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
-/// to be pulled.
+/// Rendezvous timeout. Pods of a gang are created together, but images may still have to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// The same where a pod may still fetch the data set, or look into its files, while others have done so.
+/// The same if a pod may still fetch the data set, or read its files, after others have finished.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long ranks wait for one another at the start.
+/// How long ranks wait for each other at the start.
 pub(crate) fn rendezvous_timeout(data: &DataConfig) -> Duration {
     match data.from {
         Some(_) => FETCH_TIMEOUT,
@@ -45,8 +44,8 @@ pub(crate) fn rendezvous_timeout(data: &DataConfig) -> Duration {
     }
 }
 
-/// An error on every rank where some have a GPU and some have none: they would wait for one another over different
-/// libraries until the time limit.
+/// An error on every rank if only some have a GPU: they would wait for each other over different
+/// libraries until the timeout.
 fn agree_on_device(control: &ProcessGroup, accelerator: Accelerator, ranks: u32) -> Result<(), TrainError> {
     let mut with_gpu = Tensor::from(i64::from(matches!(accelerator, Accelerator::Cuda { .. })));
     control.all_reduce_sum(&mut with_gpu)?;
@@ -61,7 +60,7 @@ fn same_device(with_gpu: u64, ranks: u32) -> Result<(), TrainError> {
     }
 }
 
-/// Which rank this process is, and where it meets the others.
+/// The rank of this process, and where it meets the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -70,14 +69,14 @@ pub(crate) struct Place {
     pub(crate) coordinator_host: String,
     pub(crate) coordinator_port: u16,
     pub(crate) address: IpAddr,
-    /// Uid of the job, where it has one.
+    /// Uid of the job, if it has one.
     pub(crate) job: Option<String>,
     pub(crate) attempt: u32,
 }
 
 impl Place {
-    /// What no other gang has, were it to find this one's rank 0: not another attempt of the job, nor a job of the same name that
-    /// was deleted and has not stopped yet.
+    /// A prefix unique to this gang, in case others reach its rank 0: another attempt, or a deleted
+    /// job of the same name that still runs.
     fn prefix(&self) -> String {
         let job = self.job.as_deref().unwrap_or("job");
         format!("{job}-attempt-{}", self.attempt)
@@ -90,29 +89,28 @@ pub(crate) struct World {
     pub(crate) rank: u32,
     pub(crate) size: u32,
     pub(crate) mesh: Mesh,
-    /// Where this rank computes.
+    /// Device of this rank.
     device: tch::Device,
-    /// Gradients and parameters, on the device.
+    /// For gradients and parameters, on the device.
     gradients: ProcessGroup,
-    /// Small things, on the CPU.
+    /// For small data, on the CPU.
     control: ProcessGroup,
     recorder: SyncRecorder,
-    /// The ranks that have gradients for the same weights as this one, where those are not all.
-    reducing: Option<Pair>,
-    /// The ranks among which training state is divided, where those are not all that have gradients for the same weights, and
-    /// those that have the same part of it.
-    hybrid: Option<(Pair, Pair)>,
-    /// The ranks that divide tokens with this one, where it does so.
+    /// The ranks that have gradients for the same weights as this one, unless all have.
+    reducing: Option<GroupPair>,
+    /// With hybrid sharding: the ranks that shard training state, and those with the same shard.
+    hybrid: Option<(GroupPair, GroupPair)>,
+    /// The ranks that divide tokens with this one, if any.
     sequence: Option<Collectives>,
-    /// The ranks that divide heads with this one, where it does so, and their group.
+    /// The ranks that divide heads with this one, if any, and their group.
     tensor: Option<(Collectives, ProcessGroup)>,
     peers: Peers,
     _store: Store,
 }
 
 impl World {
-    /// Meets the other ranks. From then on `lost` holds the first of them that is lost, `tell` is called with it, and what
-    /// waits for it on a GPU is ended.
+    /// Meets the other ranks. From then on `lost` holds the first lost rank, `tell` is called with
+    /// it, and GPU operations that wait for it are aborted.
     pub(crate) fn join(
         place: &Place,
         (settings, ranks_per_node): (&contract::Parallelism, u32),
@@ -138,12 +136,12 @@ impl World {
         let control = groups.on_cpu("control", store.member())?;
         agree_on_device(&control, accelerator, place.world_size)?;
         let gradients = groups.on_device("gradients", store.member())?;
-        // On a GPU an arrival's numbers queue among the gradients.
-        let arrivals = matches!(accelerator, Accelerator::Cuda { .. }).then_some(&gradients);
-        let recorder = SyncRecorder::new(&control, arrivals)?;
+        // On a GPU the report is reduced in the queue of the gradients.
+        let reports = matches!(accelerator, Accelerator::Cuda { .. }).then_some(&gradients);
+        let recorder = SyncRecorder::new(&control, reports)?;
         let mut aborters = vec![gradients.aborter()?];
         let mesh = Mesh::new(store.member(), settings, ranks_per_node);
-        let mut pair = |name: String, member: Member| -> Result<Pair, TrainError> {
+        let mut pair = |name: String, member: Member| -> Result<GroupPair, TrainError> {
             let pair = groups.pair(&name, member)?;
             aborters.push(pair.group.aborter()?);
             Ok(pair)
@@ -182,7 +180,7 @@ impl World {
             .transpose()?;
         let lost = lost.clone();
         let on_lost = move |rank| {
-            // First, because the process may end as soon as its main thread knows.
+            // First: the process may end as soon as its main thread knows.
             tell(rank);
             lost.set(rank);
             for aborter in &aborters {
@@ -209,22 +207,22 @@ impl World {
         })
     }
 
-    /// All ranks have done what there was to do together.
+    /// All ranks have finished their work.
     pub(crate) fn leave(&mut self) {
         self.peers.leave();
     }
 
-    /// Whether this rank writes what is written once: checkpoints and the log.
+    /// Whether this rank writes checkpoints and the log.
     pub(crate) fn is_first(&self) -> bool {
         self.rank == 0
     }
 
-    /// Gives every rank rank 0's values.
+    /// Copies rank 0's values to every rank.
     pub(crate) fn broadcast(&self, tensors: &[Tensor]) -> Result<(), TrainError> {
         Ok(self.gradients.broadcast(tensors, 0)?)
     }
 
-    /// Gives every rank rank 0's value.
+    /// Returns rank 0's value on every rank.
     pub(crate) fn broadcast_value<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,
@@ -240,12 +238,12 @@ impl World {
         }))
     }
 
-    /// Adds up numbers that are in host memory.
+    /// Sums numbers in host memory over the ranks.
     pub(crate) fn sum_on_host(&self, numbers: &mut Tensor) -> Result<(), TrainError> {
         Ok(self.control.all_reduce_sum(numbers)?)
     }
 
-    /// What each rank gives, by rank.
+    /// The value of each rank, by rank.
     pub(crate) fn gather(&self, own: f64) -> Result<Vec<f64>, TrainError> {
         let mut values = Tensor::zeros([i64::from(self.size)], (Kind::Double, tch::Device::Cpu));
         let _ = values.get(i64::from(self.rank)).fill_(own);
@@ -274,36 +272,36 @@ impl World {
         )?)
     }
 
-    /// What divides training state among the ranks, as yet without parameters.
+    /// The sharding of training state, without parameters yet.
     pub(crate) fn sharded(
         &self,
         stage: Stage,
         settings: &contract::Parallelism,
     ) -> Result<Sharded, TrainError> {
-        let (among, alike) = match &self.hybrid {
+        let (among, replicas) = match &self.hybrid {
             Some((sharding, replicating)) => (sharding.groups(), Some(replicating.groups())),
             None => (self.reducing(), None),
         };
         Ok(Sharded::new(
             stage,
-            (among, alike),
+            (among, replicas),
             &self.recorder,
             compression(settings),
         )?)
     }
 
-    /// The ranks that divide tokens with this one; `None` where each has all tokens of its images.
+    /// The ranks that divide tokens with this one; `None` if each has all tokens.
     pub(crate) fn sequence(&self) -> Result<Option<Collectives>, TrainError> {
         Ok(self.sequence.as_ref().map(Collectives::share).transpose()?)
     }
 
-    /// The ranks that divide heads with this one; `None` where each has all heads.
+    /// The ranks that divide heads with this one; `None` if each has all heads.
     pub(crate) fn tensor(&self) -> Result<Option<Collectives>, TrainError> {
         let ranks = self.tensor.as_ref().map(|(ranks, _)| ranks.share());
         Ok(ranks.transpose()?)
     }
 
-    /// The ranks that have gradients for the same weights as this one: their group on the device and that on the CPU.
+    /// The device and CPU groups of the ranks that have gradients for the same weights.
     fn reducing(&self) -> (&ProcessGroup, &ProcessGroup) {
         match &self.reducing {
             Some(pair) => pair.groups(),
@@ -311,8 +309,8 @@ impl World {
         }
     }
 
-    /// The ranks among which parameters are divided: all of them where each has its shard, or those that divide heads. `None`
-    /// where every rank has all.
+    /// The ranks among which parameters are divided: all if they are sharded, or those that divide
+    /// heads. `None` if every rank has all.
     pub(crate) fn dividing(&self, are_sharded: bool) -> Option<&ProcessGroup> {
         if are_sharded {
             return Some(&self.gradients);
@@ -320,8 +318,8 @@ impl World {
         self.tensor.as_ref().map(|(_, group)| group)
     }
 
-    /// The Euclidean norm over all elements of tensors like the weights, of which this rank has these: a float scalar on their
-    /// device.
+    /// The Euclidean norm over all elements of tensors shaped like the weights, of which `tensors`
+    /// are this rank's: a float scalar on their device.
     pub(crate) fn norm(&self, tensors: &[Tensor], weights: &TrainedWeights) -> Result<Tensor, TrainError> {
         let Some(ranks) = self.dividing(weights.are_sharded()) else {
             return Ok(global_norm(tensors)?);
@@ -329,12 +327,12 @@ impl World {
         let mut square = Tensor::f_zeros([], (Kind::Double, tensors[0].device()))?;
         let mut by_copies = BTreeMap::<u32, Vec<Tensor>>::new();
         for (tensor, division) in tensors.iter().zip(weights.divisions()) {
-            let alike = by_copies.entry(division.copies()).or_default();
-            alike.push(tensor.shallow_clone());
+            let same_copies = by_copies.entry(division.copies()).or_default();
+            same_copies.push(tensor.shallow_clone());
         }
-        // What several ranks have counts once.
-        for (copies, alike) in by_copies {
-            square += global_norm(&alike)?.to_kind(Kind::Double).f_square()? / f64::from(copies);
+        // Copies on several ranks count once.
+        for (copies, same_copies) in by_copies {
+            square += global_norm(&same_copies)?.to_kind(Kind::Double).f_square()? / f64::from(copies);
         }
         ranks.all_reduce_sum(&mut square)?;
         Ok(square.f_sqrt()?.to_kind(Kind::Float))
@@ -353,7 +351,7 @@ fn broadcast_value<T: Serialize + DeserializeOwned>(
     value: &T,
 ) -> Result<T, TrainError> {
     let mut json = serde_json::to_vec(value).expect("a plain value");
-    // Each rank may have a value of another length.
+    // The length may differ between ranks.
     let length = Tensor::from(json.len() as i64);
     control.broadcast(std::slice::from_ref(&length), 0)?;
     json.resize(length.int64_value(&[]) as usize, b' ');
@@ -363,27 +361,27 @@ fn broadcast_value<T: Serialize + DeserializeOwned>(
     Ok(serde_json::from_slice(&json).expect("rank 0's JSON"))
 }
 
-/// The connections by which ranks hear of a lost one.
+/// Opens the connections that report a lost rank.
 fn connect_to_peers(
     place: &Place,
     control: &ProcessGroup,
     deadline: Instant,
     on_lost: impl Fn(u32) + Send + 'static,
 ) -> Result<Peers, TrainError> {
-    let door = match place.rank {
-        0 => Some(Door::open(place.address).map_err(no_connection)?),
+    let listener = match place.rank {
+        0 => Some(PeerListener::open(place.address).map_err(no_connection)?),
         _ => None,
     };
-    let own = door
+    let own = listener
         .as_ref()
-        .map(Door::address)
+        .map(PeerListener::address)
         .transpose()
         .map_err(no_connection)?;
     let address: Option<SocketAddr> = broadcast_value(control, &own)?;
-    let address = address.expect("rank 0 has a door");
+    let address = address.expect("rank 0 listens for peers");
     let secret = place.prefix();
-    let peers = match door {
-        Some(door) => door.admit(place.world_size, &secret, deadline, on_lost),
+    let peers = match listener {
+        Some(listener) => listener.admit(place.world_size, &secret, deadline, on_lost),
         None => Peers::connect(address, place.rank, &secret, deadline, on_lost),
     };
     peers.map_err(no_connection)
@@ -394,15 +392,15 @@ fn no_connection(error: std::io::Error) -> TrainError {
 }
 
 const MEBIBYTE: usize = 1024 * 1024;
-/// Buckets of a model whose gradients would fit few of the largest size.
+/// Target number of buckets for a small model.
 const LEAST_BUCKETS: usize = 16;
 
 fn bytes_of(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-/// Size of a bucket for gradients of `total` bytes. The last bucket of a step is reduced when no computation is left
-/// to hide it: with buckets of the 25 MiB that suit ViT-B and larger, ViT-Ti's gradients are a single one.
+/// Bucket size for gradients of `total` bytes. Nothing hides the reduction of a step's last bucket:
+/// at 25 MiB, good for ViT-B and larger, ViT-Ti's gradients would be a single one.
 fn bucket_bytes(total: usize, limit: usize) -> usize {
     (total / LEAST_BUCKETS).clamp(MEBIBYTE.min(limit), limit)
 }
@@ -423,7 +421,7 @@ mod tests {
         assert_eq!(
             bucket_bytes(1000, limit),
             MEBIBYTE,
-            "a message of its own costs too"
+            "each message has a cost, too"
         );
         assert_eq!(bucket_bytes(giant, 1000), 1000);
     }

@@ -1,9 +1,9 @@
-//! Who of the ranks is gone. A GPU that waits in a collective for a process that has ended waits for ever, and the host
-//! that waits for the GPU with it; a rank that Gloo tells of a closed connection cannot say whose end came first.
+//! Detection of lost ranks. A GPU that waits in a collective for a dead process waits forever, and
+//! so does the host. A rank that sees a closed Gloo connection cannot tell which end closed first.
 //!
-//! Every rank holds a connection to rank 0 for as long as it trains, on which nothing is sent. Its end is that of a
-//! process, which rank 0 tells all others; the end of theirs to rank 0 is that of rank 0. A machine that answers nothing any
-//! more, as after a power cut, counts as gone too.
+//! Every rank holds an idle connection to rank 0 while it trains. If one closes, its process has
+//! ended, and rank 0 tells all others; if rank 0's end closes, rank 0 is lost. A machine that no
+//! longer answers, as after a power cut, counts as lost too.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// A connection over which nothing has come for so long is asked for a sign of life,
+/// An idle connection is probed after this time,
 const KEEPALIVE_IDLE_SECONDS: u32 = 20;
-/// again and again after so long,
+/// again after each interval,
 const KEEPALIVE_INTERVAL_SECONDS: u32 = 10;
-/// and is given up after so many without an answer: a minute of silence is no hiccup of a network any more.
+/// and closed after so many probes without an answer: a minute of silence is not a network glitch.
 const KEEPALIVE_PROBES: u32 = 4;
-/// How long somebody who connects has to say who it is.
+/// Time for a connecting peer to identify itself.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
-/// Sent in place of a lost rank by one that leaves because all is done.
+/// Sent instead of a lost rank by a rank that has finished.
 const LEAVING: u32 = u32::MAX;
 
-/// The first rank that is known to be lost, for all threads of this process.
+/// The first rank known to be lost, shared by all threads of this process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LostPeer(Arc<(Mutex<Option<u32>>, Condvar)>);
 
@@ -35,7 +35,7 @@ impl LostPeer {
         self.within(Duration::ZERO)
     }
 
-    /// Waits so long for the news, where there is none yet.
+    /// Waits up to `time` for a lost rank.
     pub(crate) fn within(&self, time: Duration) -> Option<u32> {
         let (rank, changed) = &*self.0;
         let rank = rank.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,15 +54,15 @@ impl LostPeer {
     }
 }
 
-/// This rank's connections to its peers: of rank 0 to all others, of these to rank 0.
+/// Connections to peers: from rank 0 to all others, and from each of them to rank 0.
 #[derive(Debug)]
 pub(super) struct Peers(Vec<TcpStream>);
 
-/// Where rank 0 waits for the others.
+/// Rank 0's listener for the other ranks.
 #[derive(Debug)]
-pub(super) struct Door(TcpListener);
+pub(super) struct PeerListener(TcpListener);
 
-impl Door {
+impl PeerListener {
     pub(super) fn open(address: IpAddr) -> io::Result<Self> {
         Ok(Self(TcpListener::bind((address, 0))?))
     }
@@ -71,8 +71,8 @@ impl Door {
         self.0.local_addr()
     }
 
-    /// Lets in all other ranks of `world_size` that know `secret`, and tells those and `on_lost` of the first one that is lost
-    /// from then on.
+    /// Accepts all other ranks of `world_size` that know `secret`. From then on it reports the
+    /// first lost rank to them and to `on_lost`.
     pub(super) fn admit(
         self,
         world_size: u32,
@@ -109,7 +109,7 @@ impl Door {
                     keep_alive(&stream)?;
                     peers.push((rank, stream));
                 }
-                _ => tracing::warn!("{from} connected to rank 0 and is no other rank of this attempt"),
+                _ => tracing::warn!("{from} connected to rank 0 but is not another rank of this attempt"),
             }
         }
         let own = peers.iter().map(|(_, stream)| stream.try_clone());
@@ -117,7 +117,7 @@ impl Door {
         spawn(move || {
             if let Some(lost) = first_lost(&mut peers) {
                 for (_, stream) in &mut peers {
-                    // Some may be gone as well.
+                    // Some may be lost as well.
                     let _ = stream.write_all(&lost.to_be_bytes());
                 }
                 on_lost(lost);
@@ -128,7 +128,7 @@ impl Door {
 }
 
 impl Peers {
-    /// Connects to rank 0. `on_lost` is told of the first rank that is lost from then on.
+    /// Connects to rank 0. `on_lost` is called with the first rank lost from then on.
     pub(super) fn connect(
         door: SocketAddr,
         rank: u32,
@@ -149,10 +149,10 @@ impl Peers {
         Ok(own)
     }
 
-    /// This rank is done, and its end is nobody's loss.
+    /// This rank has finished; its end is not a loss.
     pub(super) fn leave(&mut self) {
         for stream in &mut self.0 {
-            // One that has left already needs no goodbye.
+            // A peer that has left needs no message.
             let _ = stream.write_all(&LEAVING.to_be_bytes());
         }
     }
@@ -171,12 +171,12 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// How a rank introduces itself.
+/// The first message of a rank.
 fn greeting(rank: u32, secret: &str) -> Vec<u8> {
     [secret.as_bytes(), &rank.to_be_bytes()].concat()
 }
 
-/// The rank that somebody says it is, if it knows the secret.
+/// The rank of a peer that knows the secret.
 fn introduction(mut stream: &TcpStream, secret: &str) -> Option<u32> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(INTRODUCTION)).ok()?;
@@ -187,21 +187,21 @@ fn introduction(mut stream: &TcpStream, secret: &str) -> Option<u32> {
     (said == secret.as_bytes()).then_some(rank)
 }
 
-/// The next number that a peer sends; `None` where its connection ends.
+/// The next number from a peer; `None` if its connection ends.
 fn receive(stream: &mut impl io::Read) -> Option<u32> {
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes).ok()?;
     Some(u32::from_be_bytes(bytes))
 }
 
-/// Waits until one of the peers is lost, which are fewer by those that left; `None` where all have left.
+/// Waits until a peer is lost and removes peers that leave; `None` once all have left.
 fn first_lost(peers: &mut Vec<(u32, TcpStream)>) -> Option<u32> {
     while !peers.is_empty() {
         let mut watched: Vec<PollFd<'_>> = peers
             .iter()
             .map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::POLLIN))
             .collect();
-        // Only a signal ends the wait without a result.
+        // Only a signal interrupts the wait without a result.
         let _ = poll(&mut watched, PollTimeout::NONE);
         let told = watched.iter().position(|watched| watched.any() == Some(true));
         drop(watched);
@@ -228,20 +228,20 @@ mod tests {
         Instant::now() + LONG
     }
 
-    fn door() -> (Door, SocketAddr) {
-        let door = Door::open(Ipv4Addr::LOCALHOST.into()).expect("a door");
+    fn door() -> (PeerListener, SocketAddr) {
+        let door = PeerListener::open(Ipv4Addr::LOCALHOST.into()).expect("a door");
         let address = door.address().expect("an address");
         (door, address)
     }
 
-    /// A peer, and what it is told.
+    /// A peer, and the lost ranks reported to it.
     fn join(connect: impl FnOnce(Box<dyn Fn(u32) + Send>) -> io::Result<Peers>) -> (Peers, Receiver<u32>) {
         let (sender, told) = mpsc::channel();
         let peers = connect(Box::new(move |rank| sender.send(rank).expect("a listener")));
         (peers.expect("connects"), told)
     }
 
-    /// Of a process that has just this one connection.
+    /// A process with only this connection.
     fn process(address: SocketAddr, rank: u32, secret: &str) -> TcpStream {
         let mut stream = TcpStream::connect(address).expect("connects");
         stream.write_all(&greeting(rank, secret)).expect("sends");

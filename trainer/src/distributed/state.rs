@@ -1,5 +1,5 @@
-//! Training state between this rank's part of it and whole tensors in host memory. What is offloaded there goes through the
-//! device, where ranks meet, a tensor at a time.
+//! Training state between this rank's part of it and whole tensors in host memory. Offloaded state
+//! goes through the device, where ranks exchange it one tensor at a time.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::error::TrainError;
 use crate::parallel::{Division, StateTensor};
 
 impl World {
-    /// Copies of these tensors in host memory, whole: each on the rank that `owners` has for it, which gets its own. Each rank
-    /// calls this where some are divided; one tensor at a time is put together on its owner's device.
+    /// Whole copies of these tensors in host memory, each on its rank in `owners`. If some are
+    /// sharded, every rank calls this; owners assemble one tensor at a time on the device.
     pub(crate) fn collect(
         &self,
         tensors: &[StateTensor],
@@ -63,7 +63,7 @@ impl World {
         Ok(Some(whole))
     }
 
-    /// The pieces that make a tensor, in the order in which its owner takes them: of what ranks have alike one of them gives it.
+    /// The pieces of a tensor, in the order its owner receives them; one rank sends each.
     fn pieces_of<'a>(&'a self, division: &'a Division) -> impl Iterator<Item = Piece> + 'a {
         (0..division.parts()).flat_map(move |part| {
             let whole = 0..division.numel() / i64::from(division.parts());
@@ -82,8 +82,8 @@ impl World {
         })
     }
 
-    /// Gives every rank its part of rank 0's values: those given, as many whole tensors, or without them rank 0's own.
-    /// Where tensors are divided there must be values. They are taken one at a time.
+    /// Gives every rank its part of rank 0's values: the given whole tensors, or rank 0's own.
+    /// Sharded tensors need given values. They are read one at a time.
     pub(crate) fn spread(
         &self,
         tensors: &[StateTensor],
@@ -114,7 +114,7 @@ impl World {
         Ok(())
     }
 
-    /// The tensor itself where it is on the device, else a copy there.
+    /// The tensor itself if it is on the device, else a copy there.
     fn on_device(&self, tensor: &Tensor) -> Result<Tensor, TrainError> {
         Ok(tensor.f_to_device(self.device)?)
     }
@@ -137,7 +137,7 @@ impl World {
             .collect::<Result<Vec<_>, _>>()?;
         for rank in 0..self.size {
             let (place, tensor_place) = self.mesh.places_of(rank);
-            // There is one for each rank that divides heads, or one for all of them.
+            // There is one per rank that divides heads, or one for all.
             let part = &parts[(tensor_place % size) as usize];
             let own = match division.by_rank() {
                 None => part.shallow_clone(),
@@ -160,11 +160,11 @@ impl World {
     }
 }
 
-/// What one rank gives of a tensor.
+/// A piece of a tensor on one rank.
 struct Piece {
-    /// Which part of the tensor it belongs to, of those that ranks have who divide heads.
+    /// Index of the tensor's part among ranks that divide heads.
     part: u32,
     rank: u32,
-    /// Of that part.
+    /// Range within that part.
     range: Range<i64>,
 }

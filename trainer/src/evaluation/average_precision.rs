@@ -1,4 +1,4 @@
-//! Mean average precision, where images may show several classes.
+//! Mean average precision, for images that may show several classes.
 
 use tch::{Device, Kind, Tensor};
 
@@ -7,33 +7,33 @@ use crate::error::TrainError;
 /// Numbers that ranks exchange at once.
 const MOST_NUMBERS: u64 = if cfg!(test) { 40 } else { 1 << 22 };
 
-/// The logits of some images, and which classes they show.
+/// Logits and classes of some images.
 #[derive(Debug)]
 pub(crate) struct Rankings {
-    /// [classes, images] in host memory, so that those of a class lie together.
+    /// [classes, images] in host memory, so that the values of a class are contiguous.
     logits: Tensor,
     shown: Tensor,
-    /// Images that there are so far.
+    /// Images so far.
     images: i64,
 }
 
-/// Where the images of a rank are among those of all.
+/// The position of a rank's images among those of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     /// Images of the ranks before it.
     pub(crate) before: u64,
     /// Images of all ranks.
     pub(crate) images: u64,
-    /// Of the classes each rank rates some: those whose number leaves this remainder when divided by the number of ranks.
+    /// Each rank rates the classes whose number modulo `ranks` is `rank`.
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
 }
 
-/// What has been summed up of average precision.
+/// A sum of average precisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sum {
     pub(crate) precisions: f64,
-    /// Classes that some image shows.
+    /// Classes that at least one image shows.
     pub(crate) classes: u64,
 }
 
@@ -44,7 +44,7 @@ impl Sum {
 }
 
 impl Rankings {
-    /// Room for so many images.
+    /// Room for this many images.
     pub(crate) fn new(images: u64, classes: u32) -> Result<Self, TrainError> {
         let shape = [i64::from(classes), images.cast_signed()];
         Ok(Self {
@@ -54,7 +54,7 @@ impl Rankings {
         })
     }
 
-    /// Takes in a batch: logits BK, and whether images show each of the classes, BK.
+    /// Adds a batch: logits BK, and whether images show each of the classes, BK.
     pub(crate) fn add(&mut self, logits: &Tensor, shown: &Tensor) -> Result<(), TrainError> {
         let count = logits.size()[0];
         for (all, some) in [(&self.logits, logits), (&self.shown, shown)] {
@@ -67,15 +67,15 @@ impl Rankings {
     /// Sums the average precision of all ranks' images over the classes that this rank rates. `together` adds up a tensor
     /// over the ranks and returns whether to continue; `None` if not.
     ///
-    /// Of a class it is the sum over thresholds of precision times the recall that the threshold adds, as scikit-learn's
-    /// `average_precision_score` has it.
+    /// For a class it is the sum over thresholds of precision times the recall that the threshold
+    /// adds, as in scikit-learn's `average_precision_score`.
     pub(crate) fn sum(
         &self,
         place: Place,
         together: impl Fn(&mut Tensor) -> Result<bool, TrainError>,
     ) -> Result<Option<Sum>, TrainError> {
         let classes = self.logits.size()[0];
-        // Of each image two numbers a class.
+        // Two numbers per image and class.
         let at_once = (MOST_NUMBERS / 2 / place.images.max(1))
             .clamp(1, classes.cast_unsigned())
             .cast_signed();
@@ -108,7 +108,7 @@ impl Rankings {
     }
 }
 
-/// Of one class; `None` where no image shows it.
+/// Average precision of one class; `None` if no image shows it.
 fn average_precision(logits: &[f32], shown: &[f32]) -> Option<f64> {
     let all = shown.iter().filter(|shown| **shown > 0.0).count();
     let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -134,7 +134,7 @@ mod tests {
             let found = found.expect("some image shows it");
             assert!((found - expected).abs() < 1e-7, "{found}, not {expected}");
         };
-        // The example of the documentation of scikit-learn's average_precision_score; the others by hand.
+        // The first is scikit-learn's example of average_precision_score; the others are by hand.
         near(
             average_precision(&[0.1, 0.4, 0.35, 0.8], &[0.0, 0.0, 1.0, 1.0]),
             0.833_333_333,
@@ -156,7 +156,7 @@ mod tests {
         let logits = Tensor::randn([9, 5], (Kind::Float, Device::Cpu));
         let shown = Tensor::rand([9, 5], (Kind::Float, Device::Cpu)).lt(0.4);
         let of = |images: std::ops::Range<i64>| {
-            // An image that could not be read leaves room.
+            // Room for one more, as for an image that could not be read.
             let mut rankings = Rankings::new((images.end - images.start + 1) as u64, 5).expect("memory");
             for image in images {
                 let row = |of: &Tensor| of.narrow(0, image, 1);
@@ -187,7 +187,7 @@ mod tests {
         );
         assert_eq!(whole.classes, expected.len() as u64);
 
-        // Of two ranks each adds what the other has, two classes at a time.
+        // Each of two ranks adds the other's values, two classes at a time.
         let ranks = [of(0..4), of(4..9)];
         let part = |rank: usize| {
             let (other, at) = (&ranks[1 - rank], [4, 0][rank]);

@@ -1,4 +1,4 @@
-//! How images are classified, and how many of them right: held-out ones over all ranks, or in `vit-trainer eval`.
+//! Classifies held-out images and counts the correct ones, over all ranks or in `vit-trainer eval`.
 
 mod average_precision;
 
@@ -16,10 +16,10 @@ pub(crate) use average_precision::{Place, Rankings, Sum};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Counts {
-    /// Images that show the likeliest class.
+    /// Images whose likeliest class is one that they show.
     pub(crate) correct: u64,
     pub(crate) counted: u64,
-    /// Where images may show several classes.
+    /// Only if images may show several classes.
     pub(crate) mean_average_precision: Option<f64>,
 }
 
@@ -32,9 +32,9 @@ impl Counts {
 /// Classifies every image of `data` exactly once over all ranks; `None` once `stop` is true on some rank. `gets_on` is called
 /// after each batch.
 ///
-/// Every rank runs as many forward passes as every other: where weights are divided, each gathers them. Before each of them the
-/// ranks agree on going on, and that those which compute on the same images have the same: with batches of unequal sizes, they
-/// would wait for one another.
+/// All ranks run the same number of forward passes, because each pass gathers sharded weights.
+/// Before each pass they agree to continue, and that ranks of a replica have the same images.
+/// Otherwise batches of unequal sizes would make them wait for one another.
 pub(crate) fn evaluate(
     world: &World,
     (model, precision): (&VisionTransformer, Precision),
@@ -44,7 +44,7 @@ pub(crate) fn evaluate(
     gets_on: impl Fn(),
 ) -> Result<Option<Counts>, TrainError> {
     let part = parts.of(world.mesh.data.rank);
-    // Adds up on the device, so that no batch waits for the one before where nothing else of it is kept.
+    // Summed on the device: no batch waits for the previous one, unless more of that is kept.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
     let mut rankings = if data.has_several_classes() && world.mesh.is_first_of_replica() {
@@ -104,7 +104,8 @@ pub(crate) fn evaluate(
     Ok(Some(counts))
 }
 
-/// Sums average precision over the classes. The ranks have `counted` images together, this one `own`. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
+/// Sums average precision over the classes. The ranks have `counted` images together, this one has
+/// `own`. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
 fn rated(
     world: &World,
     rankings: &Rankings,
@@ -112,7 +113,7 @@ fn rated(
     stop: impl Fn() -> bool,
     gets_on: impl Fn(),
 ) -> Result<Option<Sum>, TrainError> {
-    // Whole numbers of images are exact.
+    // Image counts are exact in `f64`.
     let before: f64 = world.gather(own as f64)?.iter().take(world.rank as usize).sum();
     let place = Place {
         before: before as u64,
@@ -132,8 +133,8 @@ fn rated(
     Ok(Some(Sum { precisions, classes }))
 }
 
-/// How many images of a batch are classified right, on the device: they show the likeliest class, of equal logits the first.
-/// `labels` are as in [`Batch::labels`].
+/// The number of correctly classified images, on the device: they show the likeliest class, of
+/// equal logits the first. `labels` are as in [`Batch::labels`].
 pub(crate) fn correct(logits_bk: &Tensor, labels: &Tensor) -> Result<Tensor, TchError> {
     if labels.dim() == 2 {
         let likeliest = logits_bk.f_argmax(1, true)?;
@@ -145,7 +146,7 @@ pub(crate) fn correct(logits_bk: &Tensor, labels: &Tensor) -> Result<Tensor, Tch
         .f_sum(Kind::Int64)
 }
 
-/// Which images one rank classifies, and how many at a time.
+/// The images that one rank classifies, and its batch size.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Part {
     pub(crate) images: Range<u64>,
@@ -159,13 +160,13 @@ impl Part {
     }
 }
 
-/// The parts of the images that replicas classify: together all of them, each once, and in equally many batches, because ranks
-/// wait for one another in each where weights are divided.
+/// The replicas' parts of the images, which cover each image once. All have equally many batches,
+/// because with sharded weights ranks wait for one another in each batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts(Vec<Part>);
 
 impl Parts {
-    /// Of so many images, in proportion to `shares`, at most `batch_size` at a time.
+    /// Splits `images` in proportion to `shares`, into batches of at most `batch_size`.
     pub(crate) fn new(images: u64, shares: &[u64], batch_size: u32) -> Self {
         let total: u64 = shares.iter().sum();
         let mut before = 0;
@@ -189,14 +190,14 @@ impl Parts {
         self.0[replica as usize].clone()
     }
 
-    /// Batches of the replica that has the most.
+    /// The largest number of batches of a replica.
     fn most_batches(&self) -> u64 {
         self.0.iter().map(Part::batches).max().unwrap_or(0)
     }
 }
 
-/// Gives `visit` the logits BK in 32 bits and the labels ([`Batch::labels`]) of every image of a rank's part, in order. Gives
-/// the number of images that could not be read.
+/// Calls `visit` with the logits BK in 32 bits and the labels ([`Batch::labels`]) of a rank's part,
+/// in order. Returns the number of images that could not be read.
 pub(crate) fn classify(
     model: &VisionTransformer,
     precision: Precision,

@@ -1,4 +1,4 @@
-//! Starts the agents of a job as local processes, one a node, and follows them.
+//! Starts the agents of a job as local processes, one per node, and follows them.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,11 +22,11 @@ use crate::error::TrainError;
 use crate::threads;
 use crate::visible_gpus;
 
-/// How long the other agents have, once one has failed.
+/// How long the other agents may take to end after one has failed.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// How long a process that an agent left behind may keep its output open.
 const GRACE_FOR_LAST_WORDS: Duration = Duration::from_secs(2);
-/// The run configuration in the folder of a run.
+/// File of the run configuration in the folder of a run.
 const RUN_CONFIG: &str = "run.json";
 
 #[derive(Debug)]
@@ -36,25 +36,25 @@ pub(crate) struct End {
     pub(crate) progress: Option<Progress>,
 }
 
-/// How agents are started, where they are not plain processes on the loopback interface.
+/// How to start agents, if not as plain processes on the loopback interface.
 #[derive(Debug, Default)]
 pub(crate) struct Launch {
-    /// Words before the agent's own command; `{node}` stands for the node's number.
+    /// Words before the agent's command; `{node}` stands for the node's number.
     pub(crate) launcher: Vec<String>,
-    /// The nodes' addresses; loopback where there are none.
+    /// The nodes' addresses; loopback if empty.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Further environment variables, which the ranks inherit.
+    /// More environment variables, which the ranks inherit.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Whether what agents write to standard error becomes events, instead of going out by itself.
+    /// Whether the agents' standard error becomes events instead of being inherited.
     pub(crate) keep_errors: bool,
-    /// How long agents that are told to stop may take until they are killed; as long as they need, if not given.
+    /// How long agents may take to stop before they are killed; unlimited if `None`.
     pub(crate) grace_after_stop: Option<Duration>,
 }
 
-/// Where the nodes of a run are, by command line.
+/// The nodes of a run, from the command line.
 #[derive(Clone, Debug, Default, clap::Args, serde::Serialize)]
 pub(crate) struct Nodes {
-    /// Addresses of the nodes, where they are not all on the loopback interface
+    /// Addresses of the nodes, if not all are on the loopback interface
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     addresses: Vec<IpAddr>,
     /// Command that starts a node's agent, with {node} for its number, such as 'ip netns exec node{node}'
@@ -63,12 +63,12 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// Whether all are this machine.
+    /// Whether all nodes are this machine.
     pub(crate) fn are_here(&self) -> bool {
         self.addresses.is_empty() && self.launcher.is_empty()
     }
 
-    /// How agents are started there: on the first `nodes` of them.
+    /// How to start agents on the first `nodes` of them.
     pub(crate) fn launch(&self, nodes: u32) -> Result<Launch, TrainError> {
         let found = self.addresses.len();
         if found > 0 && found < nodes as usize {
@@ -85,8 +85,8 @@ impl Nodes {
 }
 
 impl Launch {
-    /// How many threads ranks get and how those wait, where nobody else has said it. An agent knows of its own ranks only; here
-    /// all share one machine.
+    /// The ranks' thread variables that are not set otherwise. Set here because all agents share
+    /// this machine, while each knows only its own ranks.
     fn threads(&self, ranks: u32) -> impl Iterator<Item = (&'static str, String)> {
         threads::of_machine(ranks, |name| {
             threads::is_set(name) || self.environment.iter().any(|(given, _)| given == name)
@@ -98,7 +98,7 @@ impl Launch {
         address.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// `program`, started as this says for a node.
+    /// The command that starts `program` for a node.
     fn command(&self, program: PathBuf, node: u32) -> Command {
         let launcher = self.launcher.iter();
         let mut words = launcher
@@ -110,7 +110,7 @@ impl Launch {
     }
 }
 
-/// A folder for the files that the processes of one run share, removed at its end; `purpose` is part of its name.
+/// A folder that the processes of one run share, removed on drop; `purpose` is part of its name.
 pub(crate) fn folder(purpose: &str) -> std::io::Result<TempDir> {
     let prefix = format!("vit-trainer-{purpose}-");
     tempfile::Builder::new().prefix(&prefix).tempdir()
@@ -120,12 +120,12 @@ fn termination_log(folder: &Path, node: u32) -> PathBuf {
     folder.join(format!("termination-{node}.json"))
 }
 
-/// What happens while agents run.
+/// An event while agents run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event<'a> {
-    /// Rank 0 came further.
+    /// Progress of rank 0.
     Progress(&'a Progress),
-    /// An agent or a rank wrote a line to its standard error.
+    /// A line that an agent or a rank wrote to its standard error.
     Said(&'a str),
 }
 
@@ -137,8 +137,8 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, TrainError> {
         .block_on(future))
 }
 
-/// Starts an agent a node and follows them until the last has ended; `stop` asks them to save and stop. With
-/// [`Launch::keep_errors`] what they write to standard error becomes events, instead of going out by itself.
+/// Starts an agent per node and follows them until the last has ended; `stop` asks them to save and
+/// stop. With [`Launch::keep_errors`] lines of their standard error become events.
 pub(crate) async fn run(
     config: &RunConfig,
     launch: &Launch,
@@ -147,7 +147,7 @@ pub(crate) async fn run(
 ) -> Result<End, TrainError> {
     let failed = TrainError::system;
     let gpus = visible_gpus::divide(&visible_gpus::of_this_process(), config)?;
-    let shared = folder("run").map_err(failed("failed to make a temporary folder"))?;
+    let shared = folder("run").map_err(failed("failed to create a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(shared.path().join(RUN_CONFIG), json))
         .map_err(failed("failed to write the run configuration"))?;
@@ -188,7 +188,7 @@ pub(crate) async fn run(
             Some(line) = to_say.recv() => on_event(Event::Said(&line)),
             ended = agents.join_next() => match ended {
                 None => break,
-                Some(Err(error)) => tracing::error!("an agent could not be followed: {error}"),
+                Some(Err(error)) => tracing::error!("failed to wait for an agent: {error}"),
                 Some(Ok((node, code))) => {
                     pids[node as usize] = None;
                     stopped |= code == ExitCode::Stopped;
@@ -212,7 +212,7 @@ pub(crate) async fn run(
             }
         }
     }
-    // What agent 0 wrote before it ended may still be in the pipe, which a rank that it left behind keeps open.
+    // Agent 0's last output may still be in the pipe, which a rank that it left behind keeps open.
     while lines.is_some()
         && let Ok(progress) = timeout(GRACE_FOR_LAST_WORDS, next_progress(&mut lines)).await
     {
@@ -224,7 +224,7 @@ pub(crate) async fn run(
     while let Ok(Some(line)) = timeout(GRACE_FOR_LAST_WORDS, to_say.recv()).await {
         on_event(Event::Said(&line));
     }
-    // The first failure that is not only the echo of another.
+    // The first failure that is not an echo of another.
     let is_echo = |code: &ExitCode| code.failure_class().is_some_and(FailureClass::is_echo);
     let blamed = failures
         .iter()
@@ -277,7 +277,7 @@ fn start(
         .spawn()
 }
 
-/// Sends on every line that agents and their ranks write to standard error.
+/// Forwards every line that agents and their ranks write to standard error.
 async fn collect(errors: ChildStderr, said: mpsc::UnboundedSender<String>) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();
@@ -295,7 +295,7 @@ async fn collect(errors: ChildStderr, said: mpsc::UnboundedSender<String>) {
 }
 
 async fn wait(node: u32, mut child: Child) -> (u32, ExitCode) {
-    // Held open until the agent has ended: its end tells the agent that this process is gone.
+    // Held open until the agent has ended: its end shows the agent that this process is gone.
     let stdin = child.stdin.take();
     let code = match child.wait().await {
         Ok(status) => {
@@ -308,7 +308,7 @@ async fn wait(node: u32, mut child: Child) -> (u32, ExitCode) {
     (node, code)
 }
 
-/// The next record; waits for ever once there are no more, and clears `lines` then.
+/// The next record. At the end it returns `None` and clears `lines`; then it waits forever.
 async fn next_progress(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<Progress> {
     let Some(open) = lines else {
         return std::future::pending().await;
@@ -322,7 +322,7 @@ async fn next_progress(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Opt
 
 fn signal(pids: &[Option<Pid>], signal: Signal) {
     for pid in pids.iter().flatten() {
-        // One that has ended meanwhile needs no signal.
+        // A process that has ended needs no signal.
         let _ = kill(*pid, signal);
     }
 }

@@ -1,12 +1,11 @@
-//! Times of a step as DeepSpeed prints them under `wall_clock_breakdown`, so that its figures and these compare like
-//! for like.
+//! Step times as DeepSpeed prints them under `wall_clock_breakdown`, for direct comparison.
 
 use serde::Serialize;
 
 use super::Phases;
 
-/// Milliseconds, means over the micro-batches of an interval, named as DeepSpeed's timers. `bwd` is the whole backward
-/// pass: `bwd_inner`, the gradients' own computation, and `bwd_allreduce`, the wait for their sum.
+/// Means over the micro-batches of an interval in milliseconds, named like DeepSpeed's timers.
+/// `bwd` is `bwd_inner`, the computation, plus `bwd_allreduce`, the wait for gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Breakdown {
     fwd_microstep: f64,
@@ -19,8 +18,8 @@ pub(super) struct Breakdown {
 }
 
 impl Breakdown {
-    /// Of the mean phases of an optimizer step of `micro_batches` micro-batches. The time until images are there is in
-    /// none of them, as in DeepSpeed.
+    /// For the mean phases of a step of `micro_batches` micro-batches. As in DeepSpeed, no figure
+    /// includes the time of data loading.
     pub(super) fn new(phases: &Phases, micro_batches: f64) -> Self {
         let milliseconds = |seconds: f64| seconds * 1000.0 / micro_batches;
         let wait = phases.sync_exposed + phases.sync_straggler;
@@ -34,7 +33,7 @@ impl Breakdown {
         }
     }
 
-    /// The line of a micro-step, and the one of a whole optimizer step.
+    /// The line of a micro-batch, and that of a whole step.
     pub(super) fn lines(&self) -> [String; 2] {
         let line = |suffix: &str, factor: f64| {
             let times = [

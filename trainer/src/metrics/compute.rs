@@ -1,7 +1,7 @@
-//! Which ranks compute for longer than the others, and what that costs, over the steps since the last line of the log.
+//! Ranks that compute longer than others, and their cost, since the last log line.
 //!
-//! A step lasts as long as its slowest rank computes. Without that rank it would last as long as the next slowest does; if no
-//! rank were slower than usual, as long as the one in the middle.
+//! A step lasts as long as its slowest rank computes. Without that rank it would last as long as
+//! the next slowest; if no rank were slower than usual, as long as the median one.
 
 use contract::SlowRank;
 use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
@@ -13,25 +13,25 @@ pub(super) struct ComputeTimes {
     count: f64,
     /// By rank.
     seconds: Vec<f64>,
-    /// By rank, by how much steps would have been shorter without it.
+    /// By rank, seconds by which steps would have been shorter without it.
     saved: Vec<f64>,
-    /// What the slowest rank of each step computed.
+    /// Compute time of the slowest rank of each step.
     slowest: f64,
-    /// What it computed for longer than the one in the middle.
+    /// Its excess over the median rank.
     lost: f64,
 }
 
-/// What ranks that are slower than others cost.
+/// The cost of slow ranks.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Slowness {
     /// The slowest first.
     pub(super) ranks: Vec<SlowRank>,
-    /// Share of the slowest rank's computing in which it is behind the one in the middle, below 1; `None` where nothing is known.
+    /// Excess of the slowest rank as a share of its compute time, below 1; `None` if unknown.
     pub(super) lost: Option<f64>,
 }
 
 impl ComputeTimes {
-    /// Adds a step: the seconds that each rank computed before it waited for others.
+    /// Adds a step: the compute seconds of each rank before it waited for others.
     pub(super) fn add(&mut self, seconds: &[f64]) {
         self.count += 1.0;
         self.seconds.resize(seconds.len(), 0.0);
@@ -39,7 +39,7 @@ impl ComputeTimes {
         for (sum, seconds) in self.seconds.iter_mut().zip(seconds) {
             *sum += seconds;
         }
-        // Without any other rank this one would still compute.
+        // Without another rank, this one would still compute.
         let slowest = (0_u32..)
             .zip(seconds)
             .max_by(|left, right| left.1.total_cmp(right.1));
@@ -81,7 +81,7 @@ pub(super) fn saved_without(seconds: &[f64], rank: u32) -> f64 {
     };
     let others = (0_u32..).zip(seconds).filter(|(other, _)| *other != rank);
     let slowest = others.map(|(_, seconds)| *seconds).fold(0.0, f64::max);
-    // Where nobody else computes there is no step without it.
+    // If no other rank computes, there is no step without it.
     if slowest > 0.0 {
         (own - slowest).max(0.0)
     } else {
@@ -95,8 +95,8 @@ fn of_those_that_compute(seconds: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Of the ranks that computed at all, those that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*,
-/// the slowest first. Of two ranks, the median of both would hide half of what the slower one takes longer.
+/// The ranks that compute at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*,
+/// slowest first. With two ranks, the median of both would hide half of the difference.
 fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
     let sorted = of_those_that_compute(seconds);
     let mut slow: Vec<SlowRank> = (0_u32..)
@@ -116,7 +116,7 @@ fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
     slow
 }
 
-/// The median of sorted values without one of them; `None` where none is left.
+/// The median of sorted values without one of them; `None` if none is left.
 fn median_without(sorted: &[f64], value: f64) -> Option<f64> {
     let left_out = sorted.partition_point(|other| other.total_cmp(&value).is_lt());
     let other = |index: usize| sorted[index + usize::from(index >= left_out)];
@@ -175,7 +175,7 @@ mod tests {
         let slow = SlowRank {
             rank: 1,
             slowdown: 2.0,
-            // 2 s of one step, and nothing of the other.
+            // 2 s in one step and nothing in the other.
             saved_seconds: Some(1.0),
         };
         assert_eq!(

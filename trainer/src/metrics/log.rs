@@ -1,7 +1,8 @@
-//! `log.jsonl` beside the checkpoints: one JSON object a line, appended by rank 0 of every attempt.
+//! `log.jsonl` beside the checkpoints, appended by rank 0 of every attempt, one JSON object per
+//! line.
 //!
-//! Lines are written on a thread of their own: training does not wait for a volume that is slow or hangs, but for the
-//! line of a checkpoint, before which all lines are written.
+//! A separate thread writes the lines: training does not wait for a volume that is slow or hangs.
+//! Only the line of a checkpoint waits until all lines are written.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -20,7 +21,7 @@ use super::{CheckpointCost, Phases, now};
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
 pub(super) enum Record {
-    /// An attempt begins to train.
+    /// An attempt starts training.
     Start {
         step: u64,
         total_steps: u64,
@@ -29,11 +30,11 @@ pub(super) enum Record {
         ranks_on_machine: Option<u32>,
         global_batch_size: u64,
         train_images: u64,
-        /// Product of the GPU, where it is known.
+        /// Product of the GPU, if known.
         #[serde(skip_serializing_if = "Option::is_none")]
         device: Option<String>,
     },
-    /// Means over the steps since the last line of this kind; times in seconds a step, of rank 0.
+    /// Means over the steps since the last line of this kind; times are seconds per step on rank 0.
     Train {
         epoch: u32,
         step: u64,
@@ -50,17 +51,17 @@ pub(super) enum Record {
         step_seconds: f64,
         phases: Phases,
         sync: Box<SyncTimes>,
-        /// Over the time of a step without slow ranks.
+        /// Step time divided by that without slow ranks.
         #[serde(skip_serializing_if = "Option::is_none")]
         slowdown: Option<f64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         resident_bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         device_memory_peak_bytes: Option<u64>,
-        /// What the driver told of rank 0's GPU last.
+        /// The driver's last reading of rank 0's GPU.
         #[serde(skip_serializing_if = "Option::is_none")]
         gpu: Option<Box<GpuReading>>,
-        /// Milliseconds under DeepSpeed's names, where asked for.
+        /// Milliseconds under DeepSpeed's names, if enabled.
         #[serde(skip_serializing_if = "Option::is_none")]
         wall_clock_breakdown: Option<Breakdown>,
     },
@@ -71,19 +72,19 @@ pub(super) enum Record {
         correct: u64,
         images: u64,
         accuracy: f64,
-        /// The same of the averaged weights.
+        /// The same for the averaged weights.
         #[serde(skip_serializing_if = "Option::is_none")]
         ema_correct: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         ema_accuracy: Option<f64>,
-        /// Over classes, where images may show several.
+        /// Mean over classes, if images may show several.
         #[serde(skip_serializing_if = "Option::is_none")]
         mean_average_precision: Option<f64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         ema_mean_average_precision: Option<f64>,
         seconds: f64,
     },
-    /// Replicas take other shares of a step, as was decided after this one.
+    /// Replicas take other shares of a step, as decided after this one.
     Shares {
         step: u64,
         /// By replica.
@@ -106,25 +107,25 @@ struct Line<'a> {
     record: &'a Record,
 }
 
-/// So many lines wait to be written at most: more than eight minutes of training.
+/// Most lines that wait to be written: more than eight minutes of training.
 const WAITING_LINES: usize = 1024;
-/// How long they are given where training ends without a checkpoint after them.
+/// Time to write them if training ends without a checkpoint after them.
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Log {
     attempt: u32,
     /// `None` once no more lines come.
-    lines: Option<SyncSender<Waiting>>,
+    lines: Option<SyncSender<QueuedLine>>,
     /// Disconnects when the last line is written.
     ended: Receiver<Infallible>,
     has_gaps: bool,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedLine {
     bytes: Vec<u8>,
-    /// Dropped once it is written.
+    /// Dropped when it is written.
     _written: Option<Sender<Infallible>>,
 }
 
@@ -155,9 +156,9 @@ impl Log {
         })
     }
 
-    /// Appends a line, sooner or later. Training outlives a log that cannot be written; the first failure is told.
+    /// Queues a line. Training outlives a log that cannot be written; the first failure is logged.
     pub(super) fn write(&mut self, record: &Record) {
-        let line = Waiting {
+        let line = QueuedLine {
             bytes: self.line(record),
             _written: None,
         };
@@ -169,10 +170,10 @@ impl Log {
         }
     }
 
-    /// Appends a line, and returns when it and all before it are written.
+    /// Appends a line and returns when it and all before it are written.
     pub(super) fn write_now(&mut self, record: &Record) {
         let (sender, written) = channel();
-        let line = Waiting {
+        let line = QueuedLine {
             bytes: self.line(record),
             _written: Some(sender),
         };
@@ -189,7 +190,7 @@ impl Log {
             attempt: self.attempt,
             record,
         };
-        // Of strings and numbers: always JSON.
+        // Strings and numbers are always valid JSON.
         let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
         bytes.push(b'\n');
         bytes
@@ -199,12 +200,12 @@ impl Log {
 impl Drop for Log {
     fn drop(&mut self) {
         self.lines = None;
-        // Storage that hangs must not keep what ended training from being told.
+        // Storage that hangs must not delay the report of why training ended.
         let _ = self.ended.recv_timeout(PATIENCE_AT_THE_END);
     }
 }
 
-fn append(mut file: impl Write, waiting: &Receiver<Waiting>) {
+fn append(mut file: impl Write, waiting: &Receiver<QueuedLine>) {
     let mut failed = false;
     while let Ok(line) = waiting.recv() {
         if let Err(error) = file.write_all(&line.bytes)
@@ -231,7 +232,7 @@ mod tests {
         }
     }
 
-    /// A volume that takes a line for each word of leave, and passes on what it took.
+    /// A volume that accepts a line per permission and passes it on.
     struct Volume {
         leave: Receiver<()>,
         taken: Sender<Vec<u8>>,
@@ -239,7 +240,7 @@ mod tests {
 
     impl Write for Volume {
         fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-            // Without anybody to give leave, it does not hang any more.
+            // It no longer hangs once the sender is dropped.
             let _ = self.leave.recv();
             self.taken.send(line.to_vec()).map_err(std::io::Error::other)?;
             Ok(line.len())
@@ -271,7 +272,7 @@ mod tests {
         }
         assert!(lines.try_recv().is_err());
         assert!(log.has_gaps);
-        // It takes all lines again.
+        // It accepts all lines again.
         drop(give_leave);
         drop(log);
         let steps: Vec<u64> = lines.iter().map(|line| step_of(&line)).collect();

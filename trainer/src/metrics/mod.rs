@@ -1,4 +1,4 @@
-//! What a rank measures of itself, and where it goes: to the agent (Prometheus, progress) and to the JSONL log.
+//! Measurements of a rank, sent to the agent (Prometheus, progress) and to the JSONL log.
 
 mod breakdown;
 mod compute;
@@ -22,20 +22,20 @@ pub(crate) use reporter::Reporter;
 #[serde(rename_all = "camelCase", tag = "kind")]
 pub(crate) enum Report {
     Step(StepReport),
-    /// The training loop turns to an activity, or gets on with it; steps have a report of their own.
+    /// The training loop starts an activity or makes progress in it; steps have a separate report.
     Activity {
         activity: Activity,
     },
-    /// A checkpoint is being written from now on, or no more; only from rank 0. Told by whoever writes: training may be waiting
-    /// for a rank that is gone.
+    /// A checkpoint write starts or ends; only from rank 0. The writer sends it, since training may
+    /// be waiting for a lost rank.
     Writing {
         under_way: bool,
     },
-    /// Training has heard that a checkpoint is complete on storage; only from rank 0.
+    /// A checkpoint is complete on storage and known to training; only from rank 0.
     Checkpoint(CheckpointCost),
     /// Progress of the run; only from rank 0.
     Progress(Progress),
-    /// Another rank is lost: this one cannot go on, and may wait for it on a GPU.
+    /// Another rank is lost: this one cannot continue, and may wait for it on a GPU.
     LostPeer {
         peer: u32,
     },
@@ -45,9 +45,9 @@ pub(crate) enum Report {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CheckpointCost {
-    /// Training stood still for so long, while values were copied.
+    /// Seconds that training paused while values were copied.
     pub(crate) snapshot_seconds: f64,
-    /// Writing took so long, while training went on.
+    /// Seconds of writing while training continued.
     pub(crate) write_seconds: f64,
     pub(crate) bytes: u64,
 }
@@ -59,11 +59,11 @@ pub(crate) struct StepReport {
     pub(crate) step: u64,
     /// Epochs finished.
     pub(crate) epoch: u32,
-    /// Images that this rank took; its part of those that ranks compute together.
+    /// Images of this rank; its share of images that ranks compute together.
     pub(crate) images: f64,
-    /// Micro-batches that it took them in.
+    /// Micro-batches of this rank.
     pub(crate) micro_batches: u32,
-    /// Where the step's time went.
+    /// Time by phase.
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
     /// Seconds by which steps would have been shorter without this rank, since the last report.
@@ -71,18 +71,18 @@ pub(crate) struct StepReport {
     pub(crate) slowdown_seconds: f64,
     /// Mean loss over all ranks.
     pub(crate) loss: f64,
-    /// Share of the running epoch's images that were classified right, over all ranks.
+    /// Share of the running epoch's images classified correctly, over all ranks.
     pub(crate) train_accuracy: f64,
     pub(crate) learning_rate: f64,
     /// Loss scale for the next step; only with fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) loss_scale: Option<f64>,
-    /// Steps so far that changed no weight because gradients overflowed fp16.
+    /// Steps so far that were skipped because gradients overflowed fp16.
     #[serde(default)]
     pub(crate) skipped_steps: u64,
-    /// Resident memory of this process, where `/proc` tells it.
+    /// Resident memory of this process, if `/proc` reports it.
     pub(crate) resident_bytes: Option<u64>,
-    /// What there is to tell of the rank's GPU; nothing on the CPU.
+    /// The state of the rank's GPU; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceReport>,
 }
@@ -90,29 +90,29 @@ pub(crate) struct StepReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DeviceReport {
-    /// Most memory of tensors so far, bytes.
+    /// Peak memory of tensors, bytes.
     pub(crate) memory_peak_bytes: u64,
-    /// Dense half-precision peak of its product, FLOP/s, where that is known.
+    /// Dense half-precision peak of its product, FLOP/s, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peak_flops: Option<f64>,
-    /// What the driver tells of it, since the first reading.
+    /// The driver's reading, after the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reading: Option<GpuReading>,
 }
 
-/// Seconds of an optimizer step by phase, named as [`contract::metrics::STEP_PHASES`]; together the whole step.
+/// Seconds of a step by phase, named as in [`contract::metrics::STEP_PHASES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Phases {
-    /// Images into tensors.
+    /// From images to tensors.
     pub(crate) data: f64,
     pub(crate) forward: f64,
-    /// Without waiting for synchronisation, as the forward pass.
+    /// Without waiting for synchronization, like the forward pass.
     pub(crate) backward: f64,
-    /// Waiting for collectives that every rank had begun: above all for gradients after every rank had its own.
+    /// Waiting for collectives that every rank had started, mostly for reduced gradients.
     pub(crate) sync_exposed: f64,
-    /// Waiting for ranks that had not begun: above all for the last rank's gradients.
+    /// Waiting for ranks that had not started: mostly for the last rank's gradients.
     pub(crate) sync_straggler: f64,
-    /// Checks, clipping, the optimizer, and what the host does until the next step begins.
+    /// Checks, clipping, the optimizer, and host work until the next step.
     pub(crate) optimizer: f64,
 }
 
@@ -130,7 +130,7 @@ impl Phases {
         [data, forward, backward, sync_exposed, sync_straggler, optimizer]
     }
 
-    fn of([data, forward, backward, sync_exposed, sync_straggler, optimizer]: [f64; 6]) -> Self {
+    fn from_values([data, forward, backward, sync_exposed, sync_straggler, optimizer]: [f64; 6]) -> Self {
         Self {
             data,
             forward,
@@ -141,12 +141,12 @@ impl Phases {
         }
     }
 
-    /// The mean, where this is the sum over `count` steps.
+    /// The mean, if this is the sum over `count` steps.
     pub(crate) fn mean(&self, count: f64) -> Self {
-        Self::of(self.values().map(|value| value / count))
+        Self::from_values(self.values().map(|value| value / count))
     }
 
-    /// What the rank itself computed until its last gradient was ready.
+    /// The rank's own compute time until its last gradient was ready.
     pub(crate) fn compute(&self) -> f64 {
         self.data + self.forward + self.backward
     }
@@ -159,7 +159,7 @@ impl Phases {
 impl std::ops::AddAssign for Phases {
     fn add_assign(&mut self, other: Self) {
         let (own, other) = (self.values(), other.values());
-        *self = Self::of(std::array::from_fn(|phase| own[phase] + other[phase]));
+        *self = Self::from_values(std::array::from_fn(|phase| own[phase] + other[phase]));
     }
 }
 
@@ -178,17 +178,17 @@ fn sync_operations(times: &SyncTimes) -> [SyncCost; 4] {
     ]
 }
 
-/// The present time, RFC 3339 in UTC.
+/// The current time, RFC 3339 in UTC.
 fn now() -> String {
     jiff::Timestamp::now().to_string()
 }
 
-/// Resident memory of this process in bytes, as `/proc` tells it.
+/// Resident memory of this process in bytes, from `/proc`.
 pub(crate) fn resident_bytes() -> Option<u64> {
     bytes_of_status("VmRSS:")
 }
 
-/// The most resident memory that this process has had, in bytes, as `/proc` tells it.
+/// Peak resident memory of this process in bytes, from `/proc`.
 pub(crate) fn peak_resident_bytes() -> Option<u64> {
     bytes_of_status("VmHWM:")
 }

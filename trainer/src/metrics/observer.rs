@@ -1,4 +1,4 @@
-//! Turns what happens in training into reports to the agent and lines of the log.
+//! Turns training events into reports to the agent and log lines.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::{CheckpointCost, Report, Reporter, StepReport, now};
 use crate::checkpoint::{Position, Validation, Written};
 use crate::evaluation::Counts;
 
-/// Sizes of a run that do not change while it lasts.
+/// Constant properties of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct RunShape {
     pub(crate) rank: u32,
@@ -23,32 +23,32 @@ pub(crate) struct RunShape {
     pub(crate) total_epochs: u32,
     pub(crate) total_steps: u64,
     pub(crate) world_size: u32,
-    /// Of those that share this rank's machine; `None` where that is not known.
+    /// Ranks on this rank's machine; `None` if unknown.
     pub(crate) ranks_on_machine: Option<u32>,
     pub(crate) global_batch_size: u64,
     pub(crate) train_images: u64,
-    /// Product of rank 0's GPU; `None` on the CPU, or where it is not known.
+    /// Product of rank 0's GPU; `None` on the CPU, or if unknown.
     pub(crate) device: Option<String>,
-    /// Steps at the start that a measurement leaves out; a line of the log ends with the last of them.
+    /// Initial steps that a measurement leaves out; a log line ends with the last one.
     pub(crate) warmup_steps: u64,
-    /// Whether the times of a step are to be logged as DeepSpeed does.
+    /// Whether to log step times as DeepSpeed does.
     pub(crate) wall_clock_breakdown: bool,
 }
 
-/// Watches one rank's training.
+/// Observes the training of one rank.
 #[derive(Debug)]
 pub(crate) struct Observer {
     shape: RunShape,
     reporter: Reporter,
     window: Window,
-    /// The newest step, where the window holds it.
+    /// The newest step, if the window holds it.
     newest: Option<StepReport>,
     /// Seconds by which steps since the last report would have been shorter without this rank.
     slowdown_seconds: f64,
-    /// Where time went until the training loop turned to what it does now, and since when it does that.
+    /// Time spent before the current activity, and when that started.
     spent: Cell<Spent>,
     activity: Cell<(Activity, Instant)>,
-    /// Only rank 0 speaks for the run.
+    /// Only on rank 0, which reports for the run.
     run: Option<RunObserver>,
 }
 
@@ -59,7 +59,7 @@ struct RunObserver {
     compute_times: ComputeTimes,
 }
 
-/// That a checkpoint is being written, for as long as it lives.
+/// A running checkpoint write, for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Writing(Reporter);
 
@@ -70,7 +70,7 @@ impl Drop for Writing {
 }
 
 impl Observer {
-    /// `log_folder` is given to rank 0 only, which thereby speaks for the run.
+    /// Only rank 0 has a `log_folder`, and so reports for the run.
     pub(crate) fn new(
         shape: RunShape,
         reporter: Reporter,
@@ -131,33 +131,33 @@ impl Observer {
         Ok(observer)
     }
 
-    /// The training loop turns to an activity, or gets on with it.
+    /// The training loop starts an activity, or makes progress in it.
     pub(crate) fn turn_to(&self, activity: Activity) {
         self.spent.set(self.spent());
         self.activity.set((activity, Instant::now()));
         self.reporter.send(&Report::Activity { activity });
     }
 
-    /// Where time has gone until now.
+    /// The time spent until now.
     fn spent(&self) -> Spent {
         let mut spent = self.spent.get();
         let (activity, since) = self.activity.get();
         match activity {
             Activity::Evaluating => spent.evaluation_seconds += since.elapsed().as_secs_f64(),
             Activity::Checkpointing => spent.checkpoint_seconds += since.elapsed().as_secs_f64(),
-            // Steps tell their own time.
+            // Steps report their own time.
             Activity::Starting | Activity::Training => {}
         }
         spent
     }
 
-    /// A checkpoint is being written from now on, until what this gives is dropped.
+    /// A checkpoint is being written until the returned value is dropped.
     pub(crate) fn writes(&self) -> Writing {
         self.reporter.send(&Report::Writing { under_way: true });
         Writing(self.reporter.clone())
     }
 
-    /// Seconds that each rank computed in a step before it waited for others.
+    /// Compute seconds of each rank in a step, before it waited for others.
     pub(crate) fn compute_times(&mut self, seconds: &[f64]) {
         self.slowdown_seconds += saved_without(seconds, self.shape.rank);
         if let Some(run) = &mut self.run {
@@ -165,7 +165,7 @@ impl Observer {
         }
     }
 
-    /// Replicas take other shares of a step, as was decided after `step`; these ranks take none.
+    /// Replicas take other shares of a step, as decided after `step`; `idle` ranks take none.
     pub(crate) fn shares(&mut self, step: u64, images: &[u64], mut idle: Vec<u32>) {
         if let Some(run) = &mut self.run {
             run.log.write(&Record::Shares {
@@ -195,7 +195,7 @@ impl Observer {
         }));
     }
 
-    /// An epoch has no more steps: no line of the log is about two epochs.
+    /// An epoch has no more steps: a log line never spans two epochs.
     pub(crate) fn epoch_ends(&mut self) {
         self.flush();
     }
@@ -214,7 +214,7 @@ impl Observer {
             tracing::info!("{line}");
         }
         let slowness = run.compute_times.take();
-        // The slowest rank's compute time is rank 0's plus what rank 0 waits for slower ranks. The rest of the step would stay.
+        // The slowest rank's compute time is rank 0's plus its wait for others; the rest stays.
         let slowest = summary.phases.compute() + summary.phases.sync_straggler;
         let lost = slowness.lost.filter(|_| self.shape.world_size > 1);
         let slowdown = lost.map(|lost| summary.step_seconds / (summary.step_seconds - slowest * lost));
@@ -253,7 +253,7 @@ impl Observer {
         self.send_progress();
     }
 
-    /// Held-out images were classified: by the model, and by the one of averaged weights where there is one.
+    /// Held-out images were classified by the model and, if it exists, by the averaged weights.
     pub(crate) fn evaluation(
         &mut self,
         position: Position,
@@ -284,7 +284,7 @@ impl Observer {
         self.send_progress();
     }
 
-    /// A checkpoint is complete on storage. Training may have gone on since its step.
+    /// A checkpoint is complete on storage. Training may have passed its step.
     pub(crate) fn checkpoint(&mut self, written: &Written) {
         let Some(run) = &mut self.run else { return };
         let Position { epoch, step, .. } = written.position;
@@ -294,7 +294,7 @@ impl Observer {
             write_seconds: written.write.as_secs_f64(),
             bytes: written.bytes,
         };
-        // Whoever hears of the checkpoint finds the log complete up to it.
+        // The log must be complete up to a checkpoint before it is reported.
         run.log.write_now(&Record::Checkpoint {
             step,
             path: path.clone(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ::agent::step_buckets;
+use ::agent::STEP_BUCKETS;
 use contract::gpu::{GpuReading, ThrottleReason};
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
@@ -25,28 +25,28 @@ pub(crate) struct Metrics {
 struct RankMetrics {
     images: Counter,
     step_seconds: HistogramVec,
-    /// Of a job with several ranks.
+    /// Only in a job with several ranks.
     slowdown_seconds: Option<Counter>,
-    /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
+    /// By [`names::SYNC_OPERATIONS`]; operations that the job does not use have no series.
     sync: [Option<SyncMetrics>; 4],
     accuracy: GaugeVec,
     mean_average_precision: GaugeVec,
     throttled: GaugeVec,
-    /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
-    /// restart.
+    /// Gauges without series until their value is known: a 0 would be drawn, and counted as a
+    /// change after a restart.
     figures: BTreeMap<&'static str, GaugeVec>,
-    /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
+    /// Only on rank 0, so that no other rank shows a meaningless 0.
     checkpoints: Option<CheckpointMetrics>,
 }
 
-/// Of one operation.
+/// Metrics of one operation.
 #[derive(Debug)]
 struct SyncMetrics {
     seconds: [Counter; 3],
     bytes: IntCounter,
 }
 
-/// Names and descriptions of every rank's figures.
+/// Names and descriptions of the figures of every rank.
 const FIGURES: [(&str, &str); 12] = [
     (
         names::LOSS,
@@ -55,17 +55,17 @@ const FIGURES: [(&str, &str); 12] = [
     (names::LEARNING_RATE, "Learning rate of the last step."),
     (
         names::SKIPPED_STEPS,
-        "Optimizer steps that were skipped because gradients overflowed fp16.",
+        "Optimizer steps skipped because gradients overflowed fp16.",
     ),
     (names::EPOCH, "Epochs finished."),
     (names::STEP, "Optimizer steps finished."),
     (
         names::PROCESS_RESIDENT_MEMORY_BYTES,
-        "Host memory of this rank's process, its resident set.",
+        "Resident host memory of this rank's process.",
     ),
     (
         names::DEVICE_MEMORY_PEAK_BYTES,
-        "Most memory that tensors of this rank have taken on its GPU so far.",
+        "Peak memory of this rank's tensors on its GPU.",
     ),
     (
         names::DEVICE_PEAK_FLOPS,
@@ -73,11 +73,11 @@ const FIGURES: [(&str, &str); 12] = [
     ),
     (
         names::DEVICE_UTILIZATION_RATIO,
-        "Share of the last second or less in which some kernel ran on the rank's GPU.",
+        "Share of the last second, or less, in which a kernel ran on the rank's GPU.",
     ),
     (
         names::DEVICE_MEMORY_USED_BYTES,
-        "Memory that all processes take on the rank's GPU, with CUDA's own.",
+        "Memory that all processes use on the rank's GPU, including CUDA's own.",
     ),
     (
         names::DEVICE_TEMPERATURE_CELSIUS,
@@ -85,14 +85,14 @@ const FIGURES: [(&str, &str); 12] = [
     ),
     (
         names::DEVICE_POWER_WATTS,
-        "Power that the board of the rank's GPU draws.",
+        "Power draw of the board of the rank's GPU.",
     ),
 ];
-/// Those of rank 0.
+/// Figures of rank 0.
 const FIGURES_OF_RUN: [(&str, &str); 3] = [
     (
         names::JOB_SLOWDOWN_RATIO,
-        "Time of a step over what it would take if every rank computed for as long as the median one.",
+        "Step time divided by its value if every rank computed as long as the median rank.",
     ),
     (names::RUN_STEPS, "Optimizer steps of the whole run."),
     (
@@ -109,7 +109,7 @@ struct CheckpointMetrics {
 }
 
 impl Metrics {
-    /// Metrics of the ranks of the pod of this node rank, which is on `node`, where that is known.
+    /// Metrics of the ranks in the pod with this node rank, which runs on `node` if known.
     pub(crate) fn new(config: &RunConfig, node_rank: u32, node: Option<&str>) -> prometheus::Result<Self> {
         let registry = Registry::new();
         let first_rank = node_rank * config.ranks_per_node;
@@ -155,7 +155,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in the run's progress, which comes from the first rank.
+    /// Updates the run's progress, which comes from the first rank.
     pub(crate) fn progress(&self, progress: &Progress) {
         let Some(rank) = self.ranks.first() else { return };
         rank.set(names::EPOCH, f64::from(progress.epoch));
@@ -207,7 +207,7 @@ impl RankMetrics {
         }
     }
 
-    /// What the driver tells of the rank's GPU.
+    /// Updates the driver's reading of the rank's GPU.
     fn reading(&self, reading: &GpuReading) {
         for (name, value) in [
             (names::DEVICE_UTILIZATION_RATIO, reading.utilization),
@@ -220,7 +220,7 @@ impl RankMetrics {
         ] {
             match (value, self.figures.get(name)) {
                 (Some(value), _) => self.set(name, value),
-                // A GPU that tells no more, as one that has fallen off the bus, has no value.
+                // A GPU without readings, such as one that fell off the bus, has no value.
                 (None, Some(figure)) => drop(figure.remove_label_values::<&str>(&[])),
                 (None, None) => {}
             }
@@ -275,20 +275,20 @@ impl RankMetrics {
         let step_seconds = HistogramVec::new(
             HistogramOpts {
                 common_opts: options(names::STEP_SECONDS, "Seconds of each part of an optimizer step."),
-                buckets: step_buckets()?,
+                buckets: STEP_BUCKETS.to_vec(),
             },
             &[names::LABEL_PHASE],
         )?;
         registered(Box::new(step_seconds.clone()))?;
         let sync_seconds = counters(
             names::SYNC_SECONDS_TOTAL,
-            "Seconds of synchronisation; a step waits for exposed and straggler.",
+            "Seconds of synchronization; a step waits for exposed and straggler.",
             &[names::LABEL_KIND, names::LABEL_OPERATION],
         )?;
         let sync_bytes = IntCounterVec::new(
             options(
                 names::SYNC_BYTES_TOTAL,
-                "Bytes of gradients that were reduced, of weights that were gathered, and of activations.",
+                "Bytes of gradients reduced, weights gathered and activations exchanged.",
             ),
             &[names::LABEL_OPERATION],
         )?;
@@ -312,7 +312,7 @@ impl RankMetrics {
         if let Some(node) = node {
             gauges(
                 names::RANK_INFO,
-                "Always 1; the node of the rank.",
+                "Always 1; labels the rank with its node.",
                 &[names::LABEL_NODE],
             )?
             .with_label_values(&[node])
@@ -329,7 +329,7 @@ impl RankMetrics {
             }
             let seconds = counters(
                 names::CHECKPOINT_SECONDS_TOTAL,
-                "Seconds of checkpointing; training stands still for the snapshot only.",
+                "Seconds of checkpointing; training pauses only for the snapshot.",
                 &[names::LABEL_PHASE],
             )?;
             checkpoints = Some(CheckpointMetrics {
@@ -344,13 +344,13 @@ impl RankMetrics {
         Ok(Self {
             images: counters(
                 names::IMAGES_TOTAL,
-                "Training images this rank has processed; its part of those that ranks compute together.",
+                "Training images processed by this rank; its share of images that ranks compute together.",
                 &[],
             )?
             .with_label_values::<&str>(&[]),
             step_seconds,
             slowdown_seconds: slowdown_seconds.map(|counters| counters.with_label_values::<&str>(&[])),
-            // Made at once, so that a rank that never waited shows a 0.
+            // Created up front, so that a rank that never waited shows a 0.
             sync: names::SYNC_OPERATIONS.map(|operation| {
                 uses(config, operation).then(|| SyncMetrics {
                     seconds: names::SYNC_KINDS.map(|kind| sync_seconds.with_label_values(&[kind, operation])),
@@ -359,7 +359,7 @@ impl RankMetrics {
             }),
             accuracy: gauges(
                 names::ACCURACY_RATIO,
-                "Share of images classified right.",
+                "Share of images classified correctly.",
                 &[names::LABEL_SPLIT],
             )?,
             mean_average_precision: gauges(
@@ -369,7 +369,7 @@ impl RankMetrics {
             )?,
             throttled: gauges(
                 names::DEVICE_THROTTLED,
-                "1 while the clocks of the rank's GPU are held down for the reason.",
+                "1 while the rank's GPU is throttled for the reason.",
                 &[names::LABEL_REASON],
             )?,
             figures,
@@ -378,7 +378,7 @@ impl RankMetrics {
     }
 }
 
-/// Whether a job's ranks take part in an operation.
+/// Whether a job uses an operation.
 fn uses(config: &RunConfig, operation: &str) -> bool {
     let parallelism = &config.parallelism;
     match operation {
@@ -401,7 +401,7 @@ mod tests {
     use super::super::{DeviceReport, Phases};
     use super::*;
 
-    /// A run of the job `vision/digits` with so many ranks a node.
+    /// A run of the job `vision/digits` with this many ranks per node.
     fn config(ranks_per_node: u32) -> RunConfig {
         RunConfig {
             job: JobIdentity {
@@ -492,7 +492,7 @@ mod tests {
                 );
             }
         }
-        // Between nodes that each have all shards, too.
+        // Also between nodes that each have all shards.
         for (nodes, is_shown) in [(1, false), (2, true)] {
             let mut config = config(2);
             config.nodes = nodes;
@@ -665,7 +665,7 @@ mod tests {
             slowdown: Some(1.0),
             ..Progress::default()
         });
-        // One job uses some operations only.
+        // One job uses only some operations.
         let mut operations = names::SYNC_OPERATIONS;
         operations.sort_unstable();
         let all = format!("`operation`: `{}`", operations.join("`, `"));

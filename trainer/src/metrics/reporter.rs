@@ -1,4 +1,4 @@
-//! The line from a rank to its agent.
+//! The channel from a rank to its agent.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -15,26 +15,25 @@ use ::agent::pulse::Pulse;
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     socket: Arc<Mutex<UnixStream>>,
-    /// What the reports so far say of this rank.
+    /// State of this rank from its reports.
     pulse: Arc<Mutex<Pulse>>,
 }
 
 impl Reporter {
-    /// Takes the socket that the agent put on standard input, and watches it: an agent that is gone takes its ranks
-    /// with it, whatever ended it.
+    /// Takes the socket that the agent put on standard input and watches it: ranks end with their
+    /// agent, whatever ended it.
     pub(crate) fn on_standard_input() -> Result<Self, TrainError> {
         let socket = std::io::stdin()
             .as_fd()
             .try_clone_to_owned()
             .map(UnixStream::from);
-        let not_a_socket = TrainError::system(
-            "a rank is started by `vit-trainer agent`, with a socket as its standard input",
-        );
+        let not_a_socket =
+            TrainError::system("ranks are started by `vit-trainer agent`, with a socket as standard input");
         let socket = socket.map_err(&not_a_socket)?;
         socket.peer_addr().map_err(&not_a_socket)?;
         let mut watched = socket.try_clone().map_err(&not_a_socket)?;
         std::thread::spawn(move || {
-            // The agent never writes: this returns when its end closes.
+            // The agent never writes: the read returns when its end closes.
             let _ = watched.read(&mut [0]);
             torch_ext::exit_now(ExitCode::PeerLost.code());
         });
@@ -44,7 +43,7 @@ impl Reporter {
         })
     }
 
-    /// Sends a report. One that cannot be sent is dropped: the agent is gone, and the watch ends this process.
+    /// Sends a report, or drops it if the agent is gone: then the watch ends this process.
     pub(crate) fn send(&self, report: &Report) {
         self.take_pulse(report);
         let Ok(mut line) = serde_json::to_vec(report) else {
@@ -55,7 +54,7 @@ impl Reporter {
         let _ = socket.write_all(&line);
     }
 
-    /// When this rank got on last, as its reports tell.
+    /// When this rank last made progress, by its reports.
     pub(crate) fn pulse(&self) -> Pulse {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,4 +1,4 @@
-//! Steps since the last line of the log, added up.
+//! Sums over the steps since the last log line.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use torch_ext::SyncTimes;
 
 use super::{Phases, StepReport};
 
-/// Least time between two lines of the log and two progress records.
+/// Least time between log lines, and between progress records.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sums over the steps since the last line.
@@ -24,12 +24,12 @@ pub(super) struct Window {
 pub(super) struct Summary {
     pub(super) steps: u64,
     pub(super) loss: f64,
-    /// Of a step.
+    /// Per step.
     pub(super) micro_batches: f64,
     pub(super) step_seconds: f64,
     pub(super) phases: Phases,
     pub(super) sync: SyncTimes,
-    /// Share of the steps' time that waited for synchronisation, 0..1.
+    /// Share of the steps' time spent waiting for synchronization, 0..1.
     pub(super) sync_share: f64,
 }
 
@@ -57,7 +57,7 @@ impl Window {
         self.since.elapsed() >= INTERVAL
     }
 
-    /// The means, starting anew; `None` where no step was added.
+    /// Returns the means and starts again; `None` without steps.
     pub(super) fn take(&mut self) -> Option<Summary> {
         let done = std::mem::replace(self, Self::new());
         if done.steps == 0 {

@@ -5,7 +5,7 @@ use tch::Tensor;
 use torch_ext::Collectives;
 use torch_ext::recompute::recompute;
 
-use super::drop_path::Kept;
+use super::drop_path::KeptImages;
 use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::Initial;
 use super::sequence::Sequence;
@@ -27,17 +27,17 @@ pub(super) struct Block {
     head_width: i64,
 }
 
-/// The tokens that are wanted of a block.
+/// The output tokens of a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Wanted {
+pub(super) enum OutputTokens {
     All,
-    /// Nothing reads the others: of the last block, a classifier that reads the class token.
+    /// Only the class token, for the classifier after the last block.
     First,
 }
 
-impl Wanted {
-    /// Those tokens of `x`, which has them in dimension `dim`.
-    fn of(self, x: &Tensor, dim: i64) -> Result<Tensor, TrainError> {
+impl OutputTokens {
+    /// Selects these tokens of `x` in dimension `dim`.
+    fn select(self, x: &Tensor, dim: i64) -> Result<Tensor, TrainError> {
         Ok(match self {
             Self::All => x.shallow_clone(),
             Self::First => x.f_narrow(dim, 0, 1)?,
@@ -47,20 +47,20 @@ impl Wanted {
 
 /// The ranks that compute a block together with this one.
 #[derive(Clone, Copy)]
-pub(super) struct Ranks<'a> {
-    /// Where tokens are divided among ranks.
+pub(super) struct BlockRanks<'a> {
+    /// If ranks divide tokens.
     pub(super) sequence: Option<&'a Sequence>,
-    /// Where heads and the MLP's hidden values are: each rank has weights for its own ones.
+    /// If ranks divide heads and the MLP's hidden values, with the weights for their part.
     pub(super) tensor: Option<&'a Collectives>,
 }
 
-/// How a block runs.
+/// Settings of one run of a block.
 #[derive(Clone, Copy)]
-struct How<'a> {
-    wanted: Wanted,
-    /// Whether norms and activations are computed again in the backward pass.
+struct BlockRun<'a> {
+    wanted: OutputTokens,
+    /// Whether the backward pass recomputes norms and activations.
     selective: bool,
-    ranks: Ranks<'a>,
+    ranks: BlockRanks<'a>,
 }
 
 impl Block {
@@ -86,16 +86,16 @@ impl Block {
         }
     }
 
-    /// `kept` says which images keep the two branches, `checkpointing` what the backward pass computes again.
+    /// `kept` selects images for both branches, `checkpointing` what the backward pass recomputes.
     pub(super) fn forward(
         &self,
         x_bnd: &Tensor,
-        kept: [Kept; 2],
-        wanted: Wanted,
+        kept: [KeptImages; 2],
+        wanted: OutputTokens,
         checkpointing: ActivationCheckpointing,
-        ranks: Ranks<'_>,
+        ranks: BlockRanks<'_>,
     ) -> Result<Tensor, TrainError> {
-        let how = |selective| How {
+        let how = |selective| BlockRun {
             wanted,
             selective,
             ranks,
@@ -108,10 +108,10 @@ impl Block {
                 let sequence = ranks.sequence.map(Sequence::share).transpose()?;
                 let tensor = ranks.tensor.map(Collectives::share).transpose()?;
                 Ok(recompute(x_bnd, &self.tensors(), move |x_bnd| {
-                    let how = How {
+                    let how = BlockRun {
                         wanted,
                         selective: false,
-                        ranks: Ranks {
+                        ranks: BlockRanks {
                             sequence: sequence.as_ref(),
                             tensor: tensor.as_ref(),
                         },
@@ -122,8 +122,13 @@ impl Block {
         }
     }
 
-    fn run(&self, x_bnd: &Tensor, [attention, mlp]: &[Kept; 2], how: How<'_>) -> Result<Tensor, TrainError> {
-        let x_bnd = attention.add(&how.wanted.of(x_bnd, 1)?, x_bnd, |x_bnd| {
+    fn run(
+        &self,
+        x_bnd: &Tensor,
+        [attention, mlp]: &[KeptImages; 2],
+        how: BlockRun<'_>,
+    ) -> Result<Tensor, TrainError> {
+        let x_bnd = attention.add(&how.wanted.select(x_bnd, 1)?, x_bnd, |x_bnd| {
             scaled(self.attention(x_bnd, how)?, self.scale1.as_ref())
         })?;
         mlp.add(&x_bnd, &x_bnd, |x_bnd| {
@@ -159,7 +164,7 @@ impl Block {
         }
     }
 
-    fn attention(&self, x_bnd: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+    fn attention(&self, x_bnd: &Tensor, how: BlockRun<'_>) -> Result<Tensor, TrainError> {
         let qkv_bnk = normed_linear(&self.norm1, &self.qkv, x_bnd, how)?;
         let (batch, tokens, width) = qkv_bnk.size3()?;
         let heads = width / (3 * self.head_width);
@@ -167,11 +172,11 @@ impl Block {
         if let Some(sequence) = how.ranks.sequence {
             qkv_bn3hd = sequence.to_heads(&qkv_bn3hd)?;
         }
-        // Unbound where they lie: the gradients of the three are then put together in one pass, in the layout that the
-        // projection's own gradient needs.
+        // Unbound in place: the gradients of all three are then joined in one pass, in the layout
+        // that the projection's gradient needs.
         let parts_bnhd = qkv_bn3hd.f_unbind(2)?;
         let part = |index: usize| parts_bnhd[index].f_transpose(1, 2);
-        let queries = how.wanted.of(&part(0)?, 2)?;
+        let queries = how.wanted.select(&part(0)?, 2)?;
         let mixed_bhnd = attend(&queries, &part(1)?, &part(2)?)?;
         let mut mixed_bnhd = mixed_bhnd.f_transpose(1, 2)?;
         if let Some(sequence) = how.ranks.sequence {
@@ -184,7 +189,7 @@ impl Block {
         }
     }
 
-    fn mlp(&self, x_bnd: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+    fn mlp(&self, x_bnd: &Tensor, how: BlockRun<'_>) -> Result<Tensor, TrainError> {
         let hidden = normed_linear(&self.norm2, &self.fc1, x_bnd, how)?;
         match how.ranks.tensor {
             Some(ranks) => self.fc2.forward_parts(&hidden.f_gelu("none")?, ranks),
@@ -196,7 +201,7 @@ impl Block {
 
 fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TrainError> {
     if keys.size()[0] == 0 {
-        // Not every kernel of attention takes a batch of no image.
+        // Not every attention kernel accepts an empty batch.
         let weights = queries.f_matmul(&keys.f_transpose(2, 3)?)?;
         return Ok(weights.f_matmul(values)?);
     }
@@ -218,15 +223,20 @@ fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, Tr
     Ok(attention()?)
 }
 
-/// Whether the backward pass of cuDNN 9.19, which comes with libtorch 2.11, can give NaN for so many queries and keys on
-/// Hopper: with a single query (NVIDIA/cudnn-frontend#1072), and with 64 keys more than a multiple of 128 where the
-/// scores of a row are very small (pytorch#196678).
+/// Whether the backward pass of cuDNN 9.19, part of libtorch 2.11, can give NaN for these queries
+/// and keys on Hopper. It can with a single query (NVIDIA/cudnn-frontend#1072), and with 64 keys
+/// more than a multiple of 128 if the scores of a row are very small (pytorch#196678).
 fn is_wrong_in_cudnn(queries: i64, keys: i64) -> bool {
     queries == 1 || keys % 128 == 64
 }
 
-/// `linear` of normed values, of whose outputs every rank has a part where ranks divide them.
-fn normed_linear(norm: &LayerNorm, linear: &Linear, x: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+/// `linear` of normed values; if ranks divide its outputs, each computes a part.
+fn normed_linear(
+    norm: &LayerNorm,
+    linear: &Linear,
+    x: &Tensor,
+    how: BlockRun<'_>,
+) -> Result<Tensor, TrainError> {
     match how.ranks.tensor {
         Some(ranks) => linear.forward(&ranks.used_in_parts(&norm.forward(x)?)?),
         None if how.selective => linear.forward_normed(norm, x),
@@ -247,7 +257,7 @@ mod tests {
 
     #[test]
     fn shapes_that_cudnn_gets_wrong_are_those_of_the_reports() {
-        // ViT-B/16 at 224 pixels with a class token, and without; DINOv2; images of 1,024 pixels.
+        // ViT-B/16 at 224 pixels with and without a class token; DINOv2; images of 1,024 pixels.
         for tokens in [197, 196, 257, 1025] {
             assert!(!is_wrong_in_cudnn(tokens, tokens), "{tokens}");
             assert!(is_wrong_in_cudnn(1, tokens), "{tokens}");

@@ -1,16 +1,16 @@
-//! Drop path, or stochastic depth ("Deep Networks with Stochastic Depth", arXiv 1603.09382): in training, a branch of a
-//! block is left out for some images of a batch, and scaled up for the others so that its expectation stays.
+//! Drop path, or stochastic depth (arXiv 1603.09382): training skips a branch of a block for some
+//! images and scales it up for the others, which keeps its expectation.
 //!
-//! As in timm's `drop_path` each image keeps each branch by a draw of its own. The draws depend on the image's place in
-//! the global batch, not on the rank or the micro-batch that it is in: an elastic gang of any size trains the same.
+//! As in timm, each image draws for each branch. Draws depend on its place in the global batch, not
+//! on its rank or micro-batch: an elastic gang of any size trains the same.
 
 use tch::Tensor;
 
 use crate::error::TrainError;
 use crate::random::{SplitMix64, Stream, derive};
 
-/// Up to this rate every image goes through the branch and a mask drops results, as in timm; above it the branch sees
-/// only the images that keep it, which saves its time (as in arXiv 2304.07193, section 5).
+/// Up to this rate a mask drops results, as in timm. Above it the branch gets only the images that
+/// keep it, to save time (as in arXiv 2304.07193, section 5).
 const SUBSET_ABOVE: f64 = 0.1;
 
 /// The rates of all blocks: linear from 0 to `rate`, as in timm.
@@ -19,28 +19,32 @@ pub(super) fn rates(rate: f64, depth: u32) -> Vec<f64> {
     (0..depth).map(|block| rate * f64::from(block) / last).collect()
 }
 
-/// Identifies the images of a micro-batch: all that their draws depend on.
+/// Determines the draws of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct DropSeed {
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Place of the first image in the global batch; the others follow.
+    /// Place of the first image in the global batch; the others follow it.
     pub(crate) place: u64,
 }
 
 /// The images of one batch that keep a branch.
 #[derive(Debug, Default)]
-pub(super) enum Kept {
+pub(super) enum KeptImages {
     #[default]
     All,
-    /// Those whose factor (shape B11) is not zero.
+    /// Images with a nonzero factor (shape B11).
     Masked(Tensor),
-    /// Those of these indices; what comes out is multiplied by the factor.
+    /// Images with these indices; the branch output is multiplied by the factor.
     Subset { rows: Tensor, factor: f64 },
 }
 
-/// Which images of `x_bnd` keep the two branches of each block, given the rates of all blocks.
-pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<[Kept; 2]>, TrainError> {
+/// Draws the images of `x_bnd` that keep the two branches of each block, given all rates.
+pub(super) fn draw(
+    rates: &[f64],
+    seed: DropSeed,
+    x_bnd: &Tensor,
+) -> Result<Vec<[KeptImages; 2]>, TrainError> {
     let batch = x_bnd.size()[0];
     if batch == 0 || rates.iter().all(|rate| *rate <= 0.0) {
         return Ok(rates.iter().map(|_| Default::default()).collect());
@@ -60,26 +64,26 @@ pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<
                 .collect()
         })
         .collect();
-    // Every parameter needs a gradient: if no image keeps a branch, the first one goes through it with a factor of zero.
+    // Every parameter needs a gradient: if no image keeps a branch, the first one uses factor zero.
     let rows = kept
         .iter()
         .map(|rows| if rows.is_empty() { &[0] } else { rows.as_slice() });
     let sizes: Vec<i64> = rows.clone().map(|rows| rows.len() as i64).collect();
-    // One copy for all blocks, from pinned memory: the host does not wait for it.
+    // One copy from pinned memory for all blocks: the host does not wait.
     let rows = Tensor::from_slice(&rows.collect::<Vec<_>>().concat());
     let rows = torch_ext::sent(&rows, x_bnd.device())?;
     let rows = rows.f_split_with_sizes(sizes, 0)?;
     let mut branches = rows.into_iter().zip(&kept);
-    let mut next = |rate: f64| -> Result<Kept, TrainError> {
+    let mut next = |rate: f64| -> Result<KeptImages, TrainError> {
         let (rows, kept) = branches.next().expect("two a block");
         let factor = if kept.is_empty() { 0.0 } else { 1.0 / (1.0 - rate) };
         Ok(if rate <= 0.0 {
-            Kept::All
+            KeptImages::All
         } else if rate <= SUBSET_ABOVE {
             let mask = Tensor::f_zeros([batch, 1, 1], (x_bnd.kind(), x_bnd.device()))?;
-            Kept::Masked(mask.f_index_fill(0, &rows, factor)?)
+            KeptImages::Masked(mask.f_index_fill(0, &rows, factor)?)
         } else {
-            Kept::Subset { rows, factor }
+            KeptImages::Subset { rows, factor }
         })
     };
     rates
@@ -88,8 +92,8 @@ pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<
         .collect()
 }
 
-impl Kept {
-    /// `residual` plus the branch over `x` of the images that keep it.
+impl KeptImages {
+    /// `residual` plus the branch over the images of `x` that keep it.
     pub(super) fn add(
         &self,
         residual: &Tensor,
@@ -101,7 +105,7 @@ impl Kept {
             Self::Masked(mask) => residual.f_add(&branch(x)?.f_mul(mask)?)?,
             Self::Subset { rows, factor } => {
                 let added = branch(&x.f_index_select(0, rows)?)?.f_mul_scalar(*factor)?;
-                // Under autocast a branch ends in half precision, and this operation wants one kind.
+                // Under autocast a branch ends in half precision; this operation needs one kind.
                 residual.f_index_add(0, rows, &added.f_to_kind(residual.kind())?)?
             }
         })
@@ -123,8 +127,8 @@ mod tests {
         }
     }
 
-    /// For each of two branches of a block, which add one to zeros: what is added to each image, and how many images the
-    /// branch sees.
+    /// For each of two branches of a block that add one to zeros: the values added per image, and
+    /// the number of images in the branch.
     fn added(rate: f64, place: u64, batch: i64) -> [(Vec<f64>, i64); 2] {
         let x = Tensor::zeros([batch, 2, 3], (Kind::Float, Device::Cpu));
         let seed = DropSeed {

@@ -1,4 +1,4 @@
-//! What the `footprint` crate calculates is what this model has and keeps.
+//! The estimates of the `footprint` crate match this model.
 
 use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use footprint::Footprint;
@@ -74,7 +74,7 @@ fn check_activations(model: &ModelConfig, checkpointing: ActivationCheckpointing
         "{checkpointing:?}: {share} of what was expected"
     );
     logits.sum(Kind::Float).backward();
-    // At the peak some gradients of weights have come on top, at most all of them.
+    // At the peak, gradients of some or all weights exist too.
     let gradients: usize = model.parameters().tensors().iter().map(Tensor::numel).sum();
     let (peak, expected) = (meter.peak() as f64, expected + working);
     let least = peak - 4.0 * gradients as f64;

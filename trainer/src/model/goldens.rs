@@ -1,4 +1,4 @@
-//! Comparison with what PyTorch, timm and torchvision computed: see `tests/peers/make_goldens.py`.
+//! Comparison with results of PyTorch, timm and torchvision: see `tests/peers/make_goldens.py`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn config(case: &str) -> ModelConfig {
     serde_json::from_str(&text).expect("a model")
 }
 
-/// The model of a case with the weights of a case.
+/// The model of one case with the weights of another.
 fn loaded(case: &str, weights: &str, fit: Fit) -> Result<VisionTransformer, WeightsError> {
     load_file(&config(case), &folder(weights).join("model.safetensors"), fit)
 }
@@ -95,7 +95,7 @@ fn torchvisions_names_are_known() {
     );
 }
 
-/// A model's weights written with every value in `dtype`, less `without`.
+/// The weights of a case written in `dtype`, except `without`.
 fn rewritten(case: &str, dtype: Dtype, kind: Kind, without: &[&str]) -> tempfile::NamedTempFile {
     let weights = Weights::read(&folder(case).join("model.safetensors")).expect("reads");
     let values: Vec<(String, Vec<usize>, Vec<u8>)> = weights
@@ -217,7 +217,7 @@ fn what_does_not_fit_is_named_with_both_shapes_and_changes_nothing() {
         let mut config = config("class_token");
         change(&mut config);
         let model = VisionTransformer::new(&config, 3, Device::Cpu);
-        // Tests share one generator of random numbers, so a second model of the same seed may differ.
+        // Tests share one random number generator, so a second model of the same seed may differ.
         let before: Vec<Tensor> = model.parameters().iter().map(|own| own.tensor.copy()).collect();
         let error = Weights::read(&path)
             .expect("reads")
@@ -237,7 +237,7 @@ fn a_file_that_is_cut_off_or_missing_is_named() {
     fs_err::write(file.path(), &whole[..whole.len() / 2]).expect("writes");
     let message = Weights::read(file.path()).expect_err("refused").to_string();
     assert!(
-        message.contains("is no safetensors file") && message.contains(&file.path().display().to_string()),
+        message.contains("is not a safetensors file") && message.contains(&file.path().display().to_string()),
         "{message}"
     );
     let message = Weights::read(Path::new("/nowhere/vit.safetensors"))

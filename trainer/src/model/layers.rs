@@ -1,4 +1,4 @@
-//! The layers that blocks are made of.
+//! The layers of a block.
 
 use tch::Tensor;
 
@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use torch_ext::Collectives;
 use torch_ext::recompute::{gelu_linear, norm_linear};
 
-/// timm's and torchvision's; PyTorch's own default is larger.
+/// As in timm and torchvision; PyTorch's default is larger.
 const NORM_EPSILON: f64 = 1e-6;
 
 #[derive(Debug)]
@@ -28,18 +28,18 @@ impl Linear {
         Ok(x.f_linear(&self.weight, Some(&self.bias))?)
     }
 
-    /// Of `x`, of whose last dimension each of `ranks` has a part.
+    /// The output for `x`, whose last dimension is divided among `ranks`.
     pub(super) fn forward_parts(&self, x: &Tensor, ranks: &Collectives) -> Result<Tensor, TrainError> {
         let part = x.f_linear(&self.weight, None::<&Tensor>)?;
         Ok(ranks.sum_of_parts(&part)?.f_add(&self.bias)?)
     }
 
-    /// Of `gelu(x)`, which the backward pass computes again.
+    /// The output for `gelu(x)`, which the backward pass recomputes.
     pub(super) fn forward_gelu(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         Ok(gelu_linear(x, &self.weight, &self.bias)?)
     }
 
-    /// Of `norm(x)`, which the backward pass computes again.
+    /// The output for `norm(x)`, which the backward pass recomputes.
     pub(super) fn forward_normed(&self, norm: &LayerNorm, x: &Tensor) -> Result<Tensor, TrainError> {
         let norm = [&norm.weight, &norm.bias];
         Ok(norm_linear(x, norm, [&self.weight, &self.bias], NORM_EPSILON)?)
@@ -65,19 +65,19 @@ impl LayerNorm {
         Self { weight, bias }
     }
 
-    /// Statistics are in single precision, also for values in half.
+    /// Statistics are in single precision, even for half-precision values.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         let shape = self.weight.size();
         Ok(x.f_layer_norm(shape, Some(&self.weight), Some(&self.bias), NORM_EPSILON, true)?)
     }
 }
 
-/// Makes layers and registers their parameters.
+/// Creates layers and registers their parameters.
 pub(super) struct Builder(pub(super) Parameters);
 
 impl Builder {
     pub(super) fn linear(&mut self, name: &str, input: i64, output: i64, split: Split) -> Linear {
-        // Of a layer whose inputs are divided, every rank adds up all outputs.
+        // If ranks divide the inputs of a layer, every rank sums all outputs.
         let split_of_bias = match split {
             Split::Columns => Split::Whole,
             other => other,
@@ -100,7 +100,7 @@ impl Builder {
         }
     }
 
-    /// A parameter that ranks may only have as a whole.
+    /// A parameter that ranks never divide.
     pub(super) fn whole(&mut self, name: &str, shape: &[i64], initial: Initial) -> Tensor {
         self.0.add(name.into(), shape, initial, Split::Whole)
     }

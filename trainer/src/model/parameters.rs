@@ -9,35 +9,35 @@ use super::split::Split;
 
 #[derive(Debug)]
 pub(crate) struct Parameter {
-    /// The part of the model that uses it: 0 is the embedding, then come the blocks, and what is after them is the last.
+    /// The part of the model that uses it: 0 is the embedding, then the blocks, then the rest.
     pub(crate) unit: usize,
     /// timm's name, for example `blocks.0.attn.qkv.weight`.
     pub(crate) name: String,
-    /// The values, once they are drawn; shared with the layer that uses them. Where ranks divide the model's heads, this rank's.
+    /// The values, once drawn, shared with the layer; this rank's part if ranks divide heads.
     pub(crate) tensor: Tensor,
     /// Where the values come from.
     initial: Initial,
-    /// Of all ranks' values.
+    /// Shape over all ranks.
     pub(crate) shape: Vec<i64>,
-    /// How it is divided among ranks that divide the model's heads.
+    /// How ranks that divide the model's heads divide it.
     pub(crate) split: Split,
-    /// Those ranks.
+    /// Number of those ranks.
     pub(crate) split_ranks: u32,
-    /// Whether weight decay applies. As in timm not to vectors (biases, norms, layer scales) and not to the class token,
-    /// the registers and the position embedding (`no_weight_decay` of timm's `VisionTransformer`).
+    /// Whether weight decay applies. As in timm, not to vectors, the class token, registers and the
+    /// position embedding (`no_weight_decay` of timm's `VisionTransformer`).
     pub(crate) decays: bool,
 }
 
-/// The distribution of a parameter's first values.
+/// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Initial {
     Constant(f64),
-    /// A normal distribution of standard deviation 0.02, cut off at ±2 as timm's `trunc_normal_(std=.02)`. The cut lies at 100
-    /// standard deviations, so clamping gives the same distribution as sampling again.
+    /// A normal distribution of deviation 0.02, cut off at ±2 like timm's `trunc_normal_(std=.02)`.
+    /// At 100 deviations, clamping gives the same distribution as resampling.
     TruncatedNormal,
-    /// The uniform distribution that PyTorch gives to the weights and biases of a convolution with so many inputs.
+    /// PyTorch's uniform distribution for weights and biases of a convolution with this fan-in.
     UniformFanIn(i64),
-    /// Almost zero, as timm's for tokens that are learned.
+    /// Almost zero, as in timm for learned tokens.
     Token,
 }
 
@@ -56,20 +56,20 @@ impl Initial {
     }
 }
 
-/// Lets a seed determine the values that are drawn from now on: those of all units in their order.
+/// Seeds the values drawn from now on, of all units in order.
 pub(crate) fn seed_values(seed: u64) {
     tch::manual_seed(seed.cast_signed());
 }
 
-/// All trained tensors of a model in the order in which the forward pass uses them, which is the same on every rank.
+/// All trained tensors of a model in forward order, the same on every rank.
 ///
-/// They have no values, and take no memory, until those are drawn: unit by unit, so that what is divided among ranks is never
-/// whole on one of them.
+/// They have no values and no memory until drawn, unit by unit, so that sharded weights are never
+/// whole on a rank.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     list: Vec<Parameter>,
     device: Device,
-    /// Of those that come next.
+    /// The unit of the next parameters.
     unit: usize,
 }
 
@@ -82,14 +82,14 @@ impl Parameters {
         }
     }
 
-    /// What is added from now on belongs to the next unit.
+    /// Starts the next unit.
     pub(super) fn begin_unit(&mut self) {
         self.unit += 1;
     }
 
-    /// Registers a trained tensor and gives the layer's handle to it.
+    /// Registers a trained tensor and returns the layer's handle.
     pub(super) fn add(&mut self, name: String, shape: &[i64], initial: Initial, split: Split) -> Tensor {
-        // One value in the place of all.
+        // One value stands for all.
         let nothing = Tensor::zeros([], (Kind::Float, self.device)).expand(shape, false);
         let tensor = nothing.set_requires_grad(true);
         let decays = shape.len() > 1 && !["cls_token", "reg_token", "pos_embed"].contains(&name.as_str());
@@ -111,7 +111,7 @@ impl Parameters {
         self.unit + 1
     }
 
-    /// The places of a unit's parameters.
+    /// The indices of a unit's parameters.
     fn places_of(&self, unit: usize) -> Range<usize> {
         let start = self.list.partition_point(|parameter| parameter.unit < unit);
         start..self.list.partition_point(|parameter| parameter.unit <= unit)
@@ -121,12 +121,12 @@ impl Parameters {
     pub(crate) fn draw(&self, unit: usize) {
         for parameter in &self.list[self.places_of(unit)] {
             let values = parameter.initial.draw(&parameter.shape, self.device);
-            // The layers' handles are to the same tensor, whose values are replaced.
+            // The layers' handles are to the same tensor; its values are replaced.
             parameter.tensor.shallow_clone().set_data(&values);
         }
     }
 
-    /// Leaves of each parameter of a unit what this one of the ranks has that divide the model's heads.
+    /// Reduces each parameter of a unit to the part of this one of the ranks that divide heads.
     pub(crate) fn split_among(&mut self, unit: usize, ranks: Member) -> Result<(), TchError> {
         let places = self.places_of(unit);
         for parameter in &mut self.list[places] {
@@ -143,7 +143,7 @@ impl Parameters {
         self.list.iter()
     }
 
-    /// Those of a unit.
+    /// The parameters of a unit.
     pub(crate) fn of_unit(&self, unit: usize) -> &[Parameter] {
         &self.list[self.places_of(unit)]
     }

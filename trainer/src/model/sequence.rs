@@ -1,9 +1,9 @@
-//! The tokens of each image divided among ranks, and the heads while they attend (DeepSpeed-Ulysses, arXiv 2309.14509).
+//! Tokens divided among ranks, and heads during attention (DeepSpeed-Ulysses, arXiv 2309.14509).
 //!
-//! Each rank has as many tokens as every other; what is missing at the end is padding, which nothing attends to and nothing
-//! reads. All has gradients on all ranks: an operation that exchanges gradients waits for every one of them.
+//! Each rank has equally many tokens; padding at the end is never attended to or read. Everything
+//! has gradients on all ranks: an operation that exchanges gradients waits for every rank.
 //!
-//! Suffixes are those of `vit.rs`; n are a rank's tokens of N, g its heads of h while it attends.
+//! Suffixes are as in `vit.rs`; n are a rank's tokens of N, g its heads of h during attention.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::error::TrainError;
 pub(crate) struct Sequence {
     ranks: Collectives,
     member: Member,
-    /// Of each image, without padding.
+    /// Tokens of each image, without padding.
     tokens: i64,
 }
 
@@ -43,12 +43,12 @@ impl Sequence {
         own_tokens(self.tokens, self.member)
     }
 
-    /// Tokens of every rank, with padding.
+    /// Tokens per rank, with padding.
     fn share_size(&self) -> i64 {
         share_size(self.tokens, self.member.size)
     }
 
-    /// `x_bnd` with padding in place of the tokens that this rank has less than others.
+    /// `x_bnd` padded to the number of tokens of other ranks.
     pub(super) fn pad(&self, x_bnd: &Tensor) -> Result<Tensor, TrainError> {
         let missing = self.share_size() - x_bnd.size()[1];
         Ok(x_bnd.f_constant_pad_nd([0, 0, 0, missing])?)
@@ -89,7 +89,7 @@ impl Sequence {
         self.sum(&x_bnd.f_select(1, 0)?.f_mul_scalar(is_here)?)
     }
 
-    /// The mean over the tokens of each image but for the first ones, on every rank.
+    /// The mean over the tokens of each image except the first ones, on every rank.
     pub(super) fn mean_after(&self, x_bnd: &Tensor, first: i64) -> Result<Tensor, TrainError> {
         let own = self.own();
         let begin = first.clamp(own.start, own.end) - own.start;
@@ -131,7 +131,7 @@ mod tests {
         };
         assert_eq!(own(8, 2), [0..4, 4..8]);
         assert_eq!(own(5, 3), [0..2, 2..4, 4..5]);
-        // The last one has padding only.
+        // The last one has only padding.
         assert_eq!(own(5, 4), [0..2, 2..4, 4..5, 5..5]);
     }
 }

@@ -1,22 +1,22 @@
-//! How tensor parallelism divides parameters among ranks (Megatron-LM, arXiv 1909.08053).
+//! Division of parameters in tensor parallelism (Megatron-LM, arXiv 1909.08053).
 
 use tch::{TchError, Tensor};
 use torch_ext::Member;
 
-/// Which values of a parameter a rank has.
+/// The values of a parameter on a rank.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Split {
-    /// All, as every rank.
+    /// All, on every rank.
     #[default]
     Whole,
-    /// Rows, which make outputs, or elements of a bias: its share of each of so many blocks of rows.
+    /// Rows, which make outputs, or elements of a bias: a share of each of `blocks` blocks.
     Rows { blocks: i64 },
-    /// Columns, which take inputs.
+    /// Columns, which use inputs.
     Columns,
 }
 
 impl Split {
-    /// The shape of what one of so many ranks has of a parameter of this shape.
+    /// The shape of the part on one of `ranks` ranks of a parameter of this shape.
     pub(crate) fn local_shape(self, shape: &[i64], ranks: u32) -> Vec<i64> {
         let mut local = shape.to_vec();
         let dimension = match self {
@@ -28,7 +28,7 @@ impl Split {
         local
     }
 
-    /// A rank's values of a `whole` parameter: a copy where they are not all.
+    /// A rank's values of a `whole` parameter, copied unless they are all.
     pub(crate) fn take(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
         if self == Self::Whole {
             return Ok(whole.shallow_clone());
@@ -43,7 +43,7 @@ impl Split {
         slot.f_copy_(&part.f_reshape(slot.size())?)
     }
 
-    /// A rank's values, as a view: what lies apart, by what lies together.
+    /// A rank's values as a view, by contiguous pieces.
     fn slot(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
         let apart = match self {
             Self::Whole => return whole.f_flatten(0, -1),

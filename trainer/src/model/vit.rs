@@ -1,6 +1,6 @@
-//! The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929), equal to timm's
-//! `timm/models/vision_transformer.py` in structure, initial distribution and parameter names: pre-norm blocks, one
-//! fused projection for query, key and value, layer norms with epsilon 1e-6, exact GELU.
+//! The Vision Transformer (arXiv 2010.11929). It equals timm's `timm/models/vision_transformer.py`
+//! in structure, initial distribution and parameter names: pre-norm blocks, one fused projection
+//! for query, key and value, layer norms with epsilon 1e-6, exact GELU.
 //!
 //! Suffixes name the dimensions of a tensor: B images, C channels, H height, W width (pixels), N tokens, D width of
 //! the residual stream, h heads, d width of a head, P values of a patch, K classes.
@@ -11,7 +11,7 @@ use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
 use torch_ext::{Collectives, Member, Sharded};
 
-use super::block::{Block, Ranks, Wanted};
+use super::block::{Block, BlockRanks, OutputTokens};
 use super::drop_path::{self, DropSeed};
 use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::{Initial, Parameters, seed_values};
@@ -41,16 +41,16 @@ pub(crate) struct VisionTransformer {
     norm: LayerNorm,
     head: Linear,
     checkpointing: ActivationCheckpointing,
-    /// Where weights are divided among ranks: what has them there when they are used.
+    /// If weights are sharded: gathers them for use.
     sharded: Option<Rc<Sharded>>,
-    /// Where tokens are divided among ranks: this one's.
+    /// If ranks divide tokens: those of this rank.
     sequence: Option<Sequence>,
-    /// Where heads and the MLP's hidden values are divided among ranks: those.
+    /// If ranks divide heads and the MLP's hidden values.
     tensor: Option<Collectives>,
 }
 
 impl VisionTransformer {
-    /// A model with random weights, which `seed` determines.
+    /// A model with random weights from `seed`.
     pub(crate) fn new(config: &ModelConfig, seed: u64, device: Device) -> Self {
         let model = Self::without_values(config, device);
         seed_values(seed);
@@ -73,7 +73,7 @@ impl VisionTransformer {
         let registers = (count > 0).then(|| builder.whole("reg_token", &[1, count, hidden], Initial::Token));
         let tokens = patches + i64::from(class_token.is_some() && registers.is_none());
         let position = builder.whole("pos_embed", &[1, tokens, hidden], Initial::TruncatedNormal);
-        // Shaped as the convolution it equals, which is how checkpoints hold it.
+        // Shaped like the equivalent convolution, as in checkpoints.
         let patch_weight = builder.whole(
             "patch_embed.proj.weight",
             &[hidden, channels, patch, patch],
@@ -111,18 +111,18 @@ impl VisionTransformer {
         }
     }
 
-    /// From now on the weights are only there where `sharded` is told that they are used, unit by unit.
+    /// Gathers weights through `sharded` from now on, unit by unit.
     pub(crate) fn shard(&mut self, sharded: Rc<Sharded>) {
         self.sharded = Some(sharded);
     }
 
-    /// From now on this rank computes its tokens of each image only. Every rank among which they are divided gets the logits.
+    /// Computes only this rank's tokens from now on. All ranks that divide them get the logits.
     pub(crate) fn divide_tokens(&mut self, ranks: Collectives, member: Member) {
         self.sequence = Some(Sequence::new(ranks, member, self.tokens()));
     }
 
-    /// From now on this rank computes its heads and its hidden values of the MLP only, in each block, whose parameters are to
-    /// be split. Every rank among which they are divided gets the logits.
+    /// Computes only this rank's heads and hidden values of the MLP from now on; the parameters
+    /// must be split. All ranks that divide them get the logits.
     pub(crate) fn divide_heads(&mut self, ranks: Collectives) {
         self.tensor = Some(ranks);
     }
@@ -132,13 +132,13 @@ impl VisionTransformer {
         i64::from(self.config.pooling == Pooling::Token) + i64::from(self.config.register_tokens)
     }
 
-    /// Of each image.
+    /// Tokens of each image.
     fn tokens(&self) -> i64 {
         let side = i64::from(self.config.image_size / self.config.patch_size);
         self.tokens_before_patches() + side * side
     }
 
-    /// What `compute` makes with the weights of a unit.
+    /// Runs `compute` with the weights of a unit.
     fn in_unit(
         &self,
         unit: usize,
@@ -153,7 +153,7 @@ impl VisionTransformer {
         Ok(output)
     }
 
-    /// Sets what the backward pass computes again in place of keeping it.
+    /// Sets what the backward pass recomputes.
     pub(crate) fn checkpoint_activations(&mut self, checkpointing: ActivationCheckpointing) {
         self.checkpointing = checkpointing;
     }
@@ -170,12 +170,12 @@ impl VisionTransformer {
         &self.config
     }
 
-    /// Positions of the position embedding before those of the patches.
+    /// Position embeddings before those of the patches.
     pub(super) fn position_prefix(&self) -> i64 {
         i64::from(self.class_token.is_some() && self.registers.is_none())
     }
 
-    /// Logits BK of normalised images BCHW of the configured size.
+    /// Logits BK of normalized images BCHW of the configured size.
     pub(crate) fn forward(&self, images_bchw: &Tensor, mode: Mode) -> Result<Tensor, TrainError> {
         let mut x_bnd = self.in_unit(0, || self.embed(images_bchw))?;
         // Drawn before the blocks run, so that recomputation drops the same images.
@@ -191,13 +191,13 @@ impl VisionTransformer {
         };
         for (index, (block, kept)) in self.blocks.iter().zip(kept).enumerate() {
             let is_last = index + 1 == self.blocks.len();
-            // Where tokens are divided every rank takes part in the attention of all.
+            // If ranks divide tokens, every rank takes part in the attention of all.
             let wanted = if is_last && self.config.pooling == Pooling::Token && self.sequence.is_none() {
-                Wanted::First
+                OutputTokens::First
             } else {
-                Wanted::All
+                OutputTokens::All
             };
-            let ranks = Ranks {
+            let ranks = BlockRanks {
                 sequence: self.sequence.as_ref(),
                 tensor: self.tensor.as_ref(),
             };
@@ -205,7 +205,7 @@ impl VisionTransformer {
                 block.forward(&x_bnd, kept, wanted, checkpointing, ranks)
             })?;
         }
-        // timm norms before taking the class token and after averaging; norming a token alone is the same.
+        // timm norms before taking the class token and after averaging; one token gives the same.
         let registers = i64::from(self.config.register_tokens);
         let pooled_bd = match (self.config.pooling, &self.sequence) {
             (Pooling::Token, None) => x_bnd.f_select(1, 0)?,
@@ -221,9 +221,9 @@ impl VisionTransformer {
         })
     }
 
-    /// Tokens BND of images, this rank's of them: each patch through one linear map (equal to timm's strided convolution,
-    /// but one matrix product), the class token and registers in front, the position embedding added. As in timm, the
-    /// embedding covers the class token only where there are no registers (`no_embed_class` of its models with registers).
+    /// Tokens BND of images, this rank's part: class token, registers, and patches through one
+    /// linear map (timm's strided convolution as one matrix product), plus the position embedding.
+    /// As in timm, that covers the class token only without registers (`no_embed_class`).
     fn embed(&self, images_bchw: &Tensor) -> Result<Tensor, TrainError> {
         let (batch, channels, patch) = (
             images_bchw.size()[0],
@@ -242,7 +242,7 @@ impl VisionTransformer {
         let (own, before) = (sequence.own(), self.tokens_before_patches());
         let [start, end] = [own.start, own.end].map(|token| (token - before).max(0));
         let patches_bnp = patches_bnp.f_narrow(1, start, end - start)?;
-        // The class token and registers are computed on every rank, so that each has a gradient for them.
+        // Every rank computes the class token and registers, so that each has a gradient for them.
         let of_class = self.position.size()[1] - side * side;
         let position = Tensor::f_cat(
             &[
@@ -255,7 +255,7 @@ impl VisionTransformer {
         sequence.pad(&x_bnd.f_narrow(1, own.start.min(before), own.end - own.start)?)
     }
 
-    /// The class token and registers, and then these patches; `position` covers the patches, and maybe the class token.
+    /// Class token, registers and these patches; `position` covers patches, maybe the class token.
     fn tokens_of(&self, patches_bnp: &Tensor, position: &Tensor) -> Result<Tensor, TrainError> {
         let batch = patches_bnp.size()[0];
         let x_bnd = patches_bnp.f_linear(&self.patch_weight.f_flatten(1, -1)?, Some(&self.patch_bias))?;
@@ -366,7 +366,7 @@ mod tests {
             let images = Tensor::randn([2, 3, 8, 8], (Kind::Float, Device::Cpu));
             let made = || VisionTransformer::new(&small(pooling), 7, Device::Cpu);
             let logits = |model: &VisionTransformer| model.forward(&images, Mode::Evaluate).expect("runs");
-            // Tests that run side by side share the generator, and may draw between the seed and the weights.
+            // Parallel tests share the generator and may draw between the seed and the weights.
             let began = Instant::now();
             while !logits(&made()).equal(&logits(&made())) {
                 assert!(

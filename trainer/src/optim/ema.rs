@@ -10,7 +10,7 @@ use crate::parallel::TrainedWeights;
 /// Power of the decay's warm-up in timm's `ModelEmaV3`.
 const WARMUP_POWER: f64 = -2.0 / 3.0;
 
-/// The average of weights in 32 bits, divided among ranks as they are; the rule is that of timm's `ModelEmaV3`.
+/// The average of weights in 32 bits, sharded like them, by the rule of timm's `ModelEmaV3`.
 #[derive(Debug)]
 pub(crate) struct Average {
     settings: Ema,
@@ -18,7 +18,7 @@ pub(crate) struct Average {
 }
 
 impl Average {
-    /// An average of weights to come: [`Average::update`] starts it.
+    /// An empty average, which [`Average::update`] starts.
     pub(crate) fn new(settings: Ema, weights: &TrainedWeights) -> Self {
         Self {
             settings,
@@ -26,8 +26,8 @@ impl Average {
         }
     }
 
-    /// Takes in the weights after step number `step`, 1 for the first. As in timm, that is every step, also one that changed
-    /// nothing because gradients overflowed fp16.
+    /// Adds the weights after step number `step`, 1 for the first. As in timm, skipped fp16 steps
+    /// count too.
     pub(crate) fn update(&self, weights: &TrainedWeights, step: u64) -> Result<(), Error> {
         lerp(&self.weights, weights.masters(), 1.0 - self.decay(step))
     }

@@ -1,14 +1,14 @@
-//! Whether a step is taken, and clipping by the global norm: decided on the device, so that the host goes on.
+//! Skipping of steps, and clipping by global norm: on the device, so the host does not wait.
 
 use tch::{Kind, Tensor};
 use torch_ext::optim::Gate;
 
-/// Keeps the quotient finite where the norm is zero, as in PyTorch's `clip_grad_norm_`.
+/// Keeps the quotient finite for a zero norm, as in PyTorch's `clip_grad_norm_`.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// The gate for gradients of this `norm`: closed where `is_finite` is false, else such that gradients are brought within
-/// each limit in turn, and divided by `loss_scale`. `norm` is that of gradients divided by it already. All are scalars on
-/// the same device.
+/// The gate for gradients of this `norm`, closed if `is_finite` is false. It scales gradients down
+/// to each limit in turn and divides them by `loss_scale`, by which `norm` is already divided. All
+/// are scalars on the same device.
 pub(crate) fn gate(
     norm: &Tensor,
     is_finite: &Tensor,

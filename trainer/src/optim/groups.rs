@@ -11,25 +11,25 @@ use torch_ext::optim::Sizes;
 use crate::model::Parameters;
 use crate::parallel::{Division, StateTensor, TrainedWeights};
 
-/// What is the same for all parameters of a group, and which they are.
+/// The parameters of a group, and their common settings.
 #[derive(Debug, PartialEq)]
 pub(super) struct Members {
     pub(super) weight_decay: f64,
     /// Factor on the learning rate.
     pub(super) learning_rate_scale: f64,
     names: Vec<String>,
-    /// Places among the model's parameters.
+    /// Indices of the group's parameters in the model.
     indices: Vec<usize>,
 }
 
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) members: Members,
-    /// In 32 bits; the model's own, or masters; this rank's part of them.
+    /// In 32 bits: this rank's part of the model's own weights, or of masters.
     pub(super) weights: Vec<Tensor>,
     pub(super) sizes: Sizes,
     divisions: Vec<Rc<Division>>,
-    /// A list a kind of state, each with a tensor a weight.
+    /// One list per kind of state, with a tensor per weight.
     pub(super) state: Vec<Vec<Tensor>>,
 }
 
@@ -85,13 +85,13 @@ impl Group {
     }
 }
 
-/// Groups the parameters: by weight decay alone, or with layer decay by layer and weight decay.
+/// Groups the parameters by weight decay alone or, with layer decay, by layer and weight decay.
 pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<Members> {
     let names: Vec<&str> = parameters
         .iter()
         .map(|parameter| parameter.name.as_str())
         .collect();
-    let layers = Layers::of(&names);
+    let layers = Layers::from_names(&names);
     let mut groups: BTreeMap<(u32, bool), Members> = BTreeMap::new();
     for (index, parameter) in parameters.iter().enumerate() {
         let layer = if training.layer_decay < 1.0 {
@@ -117,14 +117,15 @@ pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<M
     groups.into_values().collect()
 }
 
-/// timm's layers of a Vision Transformer (`group_matcher` of `VisionTransformer`): the embedding is layer 0, each block
-/// one more, the last norm belongs to the last block, and the classifier with a norm of its own comes last.
+/// timm's layers of a Vision Transformer (its `group_matcher`): the embedding is layer 0, each
+/// block is one more. The last norm belongs to the last block; the classifier with its norm is
+/// last.
 struct Layers {
     last: u32,
 }
 
 impl Layers {
-    fn of(names: &[&str]) -> Self {
+    fn from_names(names: &[&str]) -> Self {
         let blocks = names
             .iter()
             .filter_map(|name| block_of(name))
@@ -161,7 +162,7 @@ mod tests {
     fn layers_are_timms() {
         // From timm 1.0.31: group_parameters(model, model.group_matcher(coarse=False), reverse=True) of a model with
         // three blocks, once with a class token and once with a pooled classifier.
-        let layers = Layers::of(&["blocks.0.norm1.weight", "blocks.2.mlp.fc2.bias"]);
+        let layers = Layers::from_names(&["blocks.0.norm1.weight", "blocks.2.mlp.fc2.bias"]);
         for (name, expected) in [
             ("cls_token", 0),
             ("reg_token", 0),

@@ -1,11 +1,11 @@
-//! Optimizers over all parameters at once: a few calls into libtorch a step, however many parameters there are.
+//! Optimizers over all parameters at once: a few libtorch calls per step for any model.
 //!
 //! Weights here are always in 32 bits: the model's own, or the masters of a model in half precision
-//! (see [`crate::precision`]). They, and the state, are this rank's part where they are divided among ranks (see
+//! (see [`crate::precision`]). Weights and state are this rank's part if they are sharded (see
 //! [`crate::parallel`]).
 //!
-//! Where the optimizer is offloaded (ZeRO-Offload, arXiv 2101.06840), weights and state are in host memory, and its kernels run
-//! on the host's processors. Gradients come there after the backward pass, at the start of the step: nothing is overlapped.
+//! An offloaded optimizer (ZeRO-Offload, arXiv 2101.06840) runs on the CPU, with weights and state
+//! in host memory. Gradients are copied there after the backward pass, without overlap.
 
 mod ema;
 mod gate;
@@ -30,7 +30,7 @@ pub(crate) use gate::gate;
 pub(crate) struct Optimizer {
     strategy: Strategy,
     groups: Vec<Group>,
-    /// Room in host memory for gradients in 32 bits, where the optimizer is there and they are not.
+    /// Host buffers for gradients in 32 bits, if the optimizer is offloaded.
     gradients: Option<Vec<Tensor>>,
 }
 
@@ -52,14 +52,14 @@ impl Optimizer {
         })
     }
 
-    /// The global norm above which the optimizer itself scales gradients down, whatever the configuration says.
+    /// The global norm to which the optimizer itself limits gradients, in any configuration.
     pub(crate) fn gradient_norm_limit(&self) -> Option<f64> {
         self.strategy.gradient_norm_limit()
     }
 
-    /// One step with `gradients`, in the order of the model's parameters and in 32 bits, in any kind where it is offloaded,
-    /// where the `gate` lets it through. `update` counts such steps, this one too: a float scalar on the device. Where weights
-    /// are divided among `ranks`, each of them calls this.
+    /// One step with `gradients`, in the order of the model's parameters, if the `gate` is open.
+    /// They are in 32 bits, or in any kind if it is offloaded. `update` counts such steps including
+    /// this one: a float scalar on the device. With sharded weights, each of `ranks` calls this.
     pub(crate) fn step(
         &self,
         gradients: &[Tensor],
@@ -81,7 +81,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The state under the names that PyTorch gives to it, for example `exp_avg.<parameter>`.
+    /// The state under PyTorch's names, for example `exp_avg.<parameter>`.
     pub(crate) fn state(&self) -> Vec<StateTensor> {
         self.groups
             .iter()

@@ -1,4 +1,4 @@
-//! How a step follows from gradients and state.
+//! Update rules of the optimizers.
 
 use contract::Optimizer as Settings;
 use tch::Tensor;
@@ -29,7 +29,7 @@ impl Strategy {
         }
     }
 
-    /// PyTorch's names of the state's kinds.
+    /// PyTorch's names of the kinds of state.
     pub(super) fn state_names(&self) -> &'static [&'static str] {
         match self {
             Self::Adamw { .. } | Self::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
@@ -43,8 +43,8 @@ impl Strategy {
         matches!(self, Self::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
     }
 
-    /// Changes a group's weights and state where the `gate` lets it; `update` is a float scalar, 1 for the first step. Where
-    /// weights are divided among `ranks`, each of them calls this.
+    /// Updates a group's weights and state if the `gate` is open; `update` is a float scalar, 1 for
+    /// the first step. With sharded weights, each of `ranks` calls this.
     pub(super) fn step(
         &self,
         group: &Group,

@@ -1,5 +1,5 @@
-//! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the goldens; it starts
-//! from the same weights and images by the same formula.
+//! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the
+//! goldens from the same weights and images, by the same formula.
 
 use contract::{Ema, OffloadTo, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
@@ -96,7 +96,7 @@ fn loss(model: &VisionTransformer, precision: Precision) -> Tensor {
     logits.cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Mean, -100, 0.1)
 }
 
-/// Ten losses, and then that of the averaged weights.
+/// Ten losses, and that of the averaged weights.
 fn losses(golden: &Golden, precision: Precision, offload: OffloadTo) -> (Vec<f64>, f64) {
     let model = model();
     let weights = TrainedWeights::whole(model.parameters(), precision, offload).expect("weights");
@@ -173,7 +173,7 @@ fn an_offloaded_optimizer_takes_the_host_memory_that_is_calculated() {
     weights
         .with_values(average.weights(), || Ok::<_, Error>(()))
         .expect("swaps");
-    // Beside the sizes of weights that LAMB asks for, and a tensor on its way between weights and average.
+    // Without the sizes of weights for LAMB, and a tensor copied between weights and average.
     let sizes = 4 * model.parameters().iter().count() as i64;
     let largest = weights
         .masters()

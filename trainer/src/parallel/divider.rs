@@ -1,4 +1,4 @@
-//! Divides the weights of a model among ranks, a unit at a time.
+//! Shards the weights of a model among ranks, one unit at a time.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::host_memory::{host_copy, host_copy_as, wait_for_copies};
 use crate::model::Parameter;
 use crate::precision::Precision;
 
-/// What is divided so far. The model's parameters become views of flat tensors, of which the ranks keep a shard each.
+/// The units sharded so far. Their parameters become views of flat tensors, one shard a rank.
 #[derive(Debug)]
 pub(crate) struct Divider {
     sharded: Rc<Sharded>,
@@ -23,7 +23,7 @@ pub(crate) struct Divider {
     precision: Precision,
     offload: Offload,
     ranks: Member,
-    /// So many groups of such ranks divide the same.
+    /// Number of groups of ranks that shard the same weights.
     groups: u32,
     names: Vec<String>,
     divisions: Vec<Rc<Division>>,
@@ -57,8 +57,8 @@ impl Divider {
         }
     }
 
-    /// Divides the parameters of the next unit, whose values in 32 bits are the same on each rank. At stage 3 only this rank's
-    /// shard is there afterwards.
+    /// Shards the parameters of the next unit, whose values in 32 bits are the same on each rank.
+    /// At stage 3 only this rank's shard remains.
     pub(crate) fn divide(&mut self, unit: &[Parameter]) -> Result<(), TrainError> {
         let members: Vec<FlatMember> = unit
             .iter()
@@ -69,11 +69,11 @@ impl Divider {
             })
             .collect();
         let ranks = self.ranks;
-        let mut placed: Vec<Option<Placed>> = unit.iter().map(|_| None).collect();
+        let mut placed: Vec<Option<PlacedParameter>> = unit.iter().map(|_| None).collect();
         for layout in layouts(&members, ranks.size) {
             let own = layout.shard_of(ranks.rank);
-            let gives_back = matches!(self.stage, Stage::Three { .. });
-            let part = Part::new(&layout, unit, ranks, (gives_back, self.offload))?;
+            let frees_full = matches!(self.stage, Stage::Three { .. });
+            let part = Part::new(&layout, unit, ranks, (frees_full, self.offload))?;
             self.sharded.add(layout.unit, &part.flat(&layout))?;
             if part.is_copied {
                 let [shards, masters] = &mut self.shards;
@@ -87,7 +87,7 @@ impl Divider {
                 let range = ranges[ranks.rank as usize].clone();
                 let start = (offset + range.start - own.start).clamp(0, layout.shard);
                 let view = |shard: &Tensor| shard.narrow(0, start, range.end - range.start);
-                placed[*index] = Some(Placed {
+                placed[*index] = Some(PlacedParameter {
                     master: view(&part.master),
                     gradient: view(&part.gradient),
                     division: Rc::new(Division::new(parameter, Some((ranges, self.groups)))),
@@ -105,7 +105,7 @@ impl Divider {
         Ok(())
     }
 
-    /// The weights, once all units are divided.
+    /// The weights, once all units are sharded.
     pub(crate) fn finish(self) -> TrainedWeights {
         TrainedWeights {
             names: self.names,
@@ -123,8 +123,8 @@ impl Divider {
     }
 }
 
-/// What becomes of one parameter.
-struct Placed {
+/// One parameter's place in the flat tensors.
+struct PlacedParameter {
     master: Tensor,
     gradient: Tensor,
     division: Rc<Division>,
@@ -134,21 +134,21 @@ struct Placed {
 struct Part {
     parameters: Vec<Tensor>,
     full: Tensor,
-    /// What this rank gives where the ranks gather `full`.
+    /// This rank's input when the ranks gather `full`.
     shard: Tensor,
-    /// Whether it is a copy of the master, to be made again when that has changed.
+    /// Whether it is a copy of the master, to be updated when that changes.
     is_copied: bool,
     master: Tensor,
     gradient: Tensor,
 }
 
 impl Part {
-    /// Moves the values of a unit's parameters, which become views of one flat tensor; whether its memory is given back.
+    /// Moves the values of a unit to one flat tensor. `frees_full` says if its memory is freed.
     fn new(
         layout: &FlatLayout,
         unit: &[Parameter],
         ranks: Member,
-        (gives_back, offload): (bool, Offload),
+        (frees_full, offload): (bool, Offload),
     ) -> Result<Self, TrainError> {
         tch::no_grad(|| {
             let parameters: Vec<Tensor> = layout
@@ -168,7 +168,7 @@ impl Part {
             }
             let full = values.to_kind(layout.kind);
             let own = |flat: &Tensor| flat.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
-            let kept = |own: Tensor| if gives_back { own.copy() } else { own };
+            let kept = |own: Tensor| if frees_full { own.copy() } else { own };
             let is_half = layout.kind != tch::Kind::Float;
             let (shard, master, is_copied) = match (offload.optimizer, offload.parameters) {
                 (OffloadTo::Cpu, parameters) => {
@@ -181,7 +181,7 @@ impl Part {
                     wait_for_copies(device)?;
                     (shard, master, is_copied)
                 }
-                // The same: the model's weights in 32 bits that stay are their own masters.
+                // Weights in 32 bits that stay in memory are their own masters.
                 (OffloadTo::None, _) => {
                     let own = own(&values);
                     let master = if is_half { own.copy() } else { kept(own) };

@@ -1,4 +1,4 @@
-//! Which values of a tensor a rank holds.
+//! The values of a tensor that a rank holds.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -7,21 +7,21 @@ use tch::Tensor;
 
 use crate::model::{Parameter, Split};
 
-/// How a tensor of training state is divided among the ranks: first by `split` among those that compute a model together,
-/// and then what such a rank has, in the order in which it lies in memory, among those that have the same.
+/// How a tensor of training state is sharded: by `split` among ranks that compute a model together,
+/// then in memory order among the ranks with the same part.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Division {
     shape: Vec<i64>,
     split: Split,
-    /// The ranks that compute a model together and divide its heads.
+    /// The number of ranks that compute a model together and divide its heads.
     split_ranks: u32,
-    /// What each rank that has the same holds, and how many groups of ranks hold it so; `None` where each holds all of it.
+    /// Range of each rank, and how many groups of ranks hold it so; `None` if each holds all.
     by_rank: Option<(Vec<Range<i64>>, u32)>,
 }
 
 impl Division {
-    /// Of a parameter and its elements by ranges that follow one another, some maybe empty, of which so many groups of ranks
-    /// each have all.
+    /// For a parameter whose elements are divided by contiguous ranges, some maybe empty. Each of
+    /// `groups` groups of ranks has all of them.
     pub(crate) fn new(parameter: &Parameter, by_rank: Option<(Vec<Range<i64>>, u32)>) -> Self {
         let last = by_rank.as_ref().and_then(|(ranges, _)| ranges.last());
         debug_assert!(last.is_none_or(|last| last.end == parameter.tensor.numel() as i64));
@@ -33,7 +33,7 @@ impl Division {
         }
     }
 
-    /// Of the whole tensor.
+    /// Shape of the whole tensor.
     pub(crate) fn shape(&self) -> &[i64] {
         &self.shape
     }
@@ -47,7 +47,7 @@ impl Division {
         self.split
     }
 
-    /// How many parts `split` makes.
+    /// Number of parts that `split` makes.
     pub(crate) fn parts(&self) -> u32 {
         match self.split {
             Split::Whole => 1,
@@ -55,13 +55,13 @@ impl Division {
         }
     }
 
-    /// How many ranks hold the same, of those among which the tensor is divided.
+    /// Number of ranks that hold the same values.
     pub(crate) fn copies(&self) -> u32 {
         let groups = self.by_rank.as_ref().map_or(1, |(_, groups)| *groups);
         self.split_ranks / self.parts() * groups
     }
 
-    /// What each rank of a group holds; `None` where each rank holds all.
+    /// The range of each rank of a group; `None` if each rank holds all.
     pub(crate) fn by_rank(&self) -> Option<&[Range<i64>]> {
         self.by_rank.as_ref().map(|(ranges, _)| &ranges[..])
     }
@@ -72,11 +72,11 @@ impl Division {
     }
 }
 
-/// A tensor of training state: this rank's values, and which of the whole they are.
+/// A tensor of training state: this rank's values, and their place in the whole.
 #[derive(Debug)]
 pub(crate) struct StateTensor {
     pub(crate) name: String,
-    /// A handle to the live values. Flat where they are divided by ranges.
+    /// A handle to the live values; flat if they are divided by ranges.
     pub(crate) local: Tensor,
     pub(crate) division: Rc<Division>,
 }

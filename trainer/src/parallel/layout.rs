@@ -1,36 +1,36 @@
-//! Where parameters lie in the flat tensors that are divided among ranks.
+//! Layout of parameters in the flat tensors that are sharded among ranks.
 
 use std::ops::Range;
 
 use tch::Kind;
 
-/// Elements to which the places of parameters are rounded up: kernels of a GPU read whole lines of 64 bytes and more.
+/// Alignment of parameters in elements: GPU kernels read whole lines of 64 bytes and more.
 const ALIGNMENT: i64 = 32;
 
-/// What there is to know of a parameter.
+/// A parameter to lay out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct FlatMember {
     /// The part of the model that uses it, in the order of the forward pass.
     pub(crate) unit: usize,
-    /// That of the values that the model computes with.
+    /// Number format of the values that the model computes with.
     pub(crate) kind: Kind,
     pub(crate) shape: Vec<i64>,
 }
 
-/// The parameters of a unit that are of one kind, one after the other.
+/// The parameters of one kind in a unit, one after the other.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct FlatLayout {
     pub(crate) unit: usize,
     pub(crate) kind: Kind,
-    /// Places among the model's parameters.
+    /// Indices of the unit's parameters.
     pub(crate) members: Vec<usize>,
-    /// Where each begins.
+    /// Start of each.
     pub(crate) offsets: Vec<i64>,
-    /// Elements that a rank holds; as many times the ranks are the whole, with what pads it.
+    /// Elements per rank, with padding.
     pub(crate) shard: i64,
 }
 
-/// Divides parameters among so many ranks, each of which gets as much as every other.
+/// Lays out parameters in equal shards for `ranks` ranks.
 pub(crate) fn layouts(parameters: &[FlatMember], ranks: u32) -> Vec<FlatLayout> {
     let mut flats: Vec<FlatLayout> = Vec::new();
     let mut ends: Vec<i64> = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn layouts(parameters: &[FlatMember], ranks: u32) -> Vec<FlatLayout> 
 }
 
 impl FlatLayout {
-    /// How a parameter of so many elements that begins at `offset` is divided among so many ranks.
+    /// The part on each of `ranks` ranks of a parameter with `numel` elements at `offset`.
     pub(crate) fn ranges(&self, offset: i64, numel: i64, ranks: u32) -> Vec<Range<i64>> {
         let ranges = (0..ranks).map(|rank| {
             let shard = self.shard_of(rank);
@@ -116,7 +116,7 @@ mod tests {
                 flat(1, Kind::Float, &[2], &[0], 32),
             ]
         );
-        // 33 elements, of which the first shard holds 32; what comes after them pads the second.
+        // 33 elements, 32 of them in the first shard; padding follows them in the second.
         assert_eq!(found[1].ranges(0, 33, 3), [0..32, 32..33, 33..33]);
         assert_eq!(found[1].ranges(64, 5, 3), [0..0, 0..0, 0..5]);
     }

@@ -1,4 +1,4 @@
-//! How training state is divided among ranks.
+//! Sharding of training state among ranks.
 
 mod divider;
 mod division;

@@ -1,8 +1,8 @@
-//! A model's weights as it computes with them and as the optimizer changes them, whole or this rank's shard of them.
+//! A model's weights, for the model and for the optimizer, whole or this rank's shard.
 //!
-//! The optimizer's are the model's own where those are in 32 bits, on the device and whole; else they are masters apart from
-//! them: on the device, or in host memory where the optimizer is offloaded there. What is made like the masters, as moments
-//! are, is where they are.
+//! The optimizer updates the model's own weights if they are in 32 bits, on the device and whole.
+//! Otherwise it has separate masters: on the device, or in host memory if it is offloaded. State
+//! made like the masters, such as moments, is in the same place.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -23,35 +23,35 @@ use crate::precision::Precision;
 pub(crate) struct TrainedWeights {
     pub(super) names: Vec<String>,
     pub(super) divisions: Vec<Rc<Division>>,
-    /// What the model computes with.
+    /// The weights that the model computes with.
     pub(super) model: Vec<Tensor>,
-    /// In 32 bits: what this rank's optimizer changes. Flat, and maybe empty, where that is not all.
+    /// In 32 bits, updated by this rank's optimizer. If sharded, flat and maybe empty.
     pub(super) masters: Vec<Tensor>,
     pub(super) offload: OffloadTo,
     pub(super) form: Form,
-    /// Sums of gradients in half precision, where there is no other room for them; see [`Self::sum_gradients`].
+    /// Sums of half-precision gradients without another buffer; see [`Self::sum_gradients`].
     pub(super) sums: OnceCell<Vec<Tensor>>,
 }
 
 #[derive(Debug)]
 pub(super) enum Form {
     Whole {
-        /// Places of those that have masters apart from them.
+        /// Indices of the weights with separate masters.
         apart: Vec<usize>,
-        /// Room on the device for their gradients in 32 bits, where the optimizer is there.
+        /// Buffers on the device for their gradients in 32 bits, if the optimizer is there.
         gradients: Vec<Tensor>,
     },
     Sharded {
         sharded: Rc<Sharded>,
-        /// This rank's values of each gradient, in 32 bits.
+        /// This rank's part of each gradient, in 32 bits.
         gradients: Vec<Tensor>,
-        /// This rank's shards of what the model computes with that are copies of masters, and those masters.
+        /// This rank's shards of model weights that are copies of masters, and those masters.
         shards: [Vec<Tensor>; 2],
     },
 }
 
 impl TrainedWeights {
-    /// Takes the weights of a model in 32 bits and, where `precision` says so, puts the model into half precision.
+    /// Takes weights in 32 bits and converts the model to half precision if `precision` says so.
     pub(crate) fn whole(
         parameters: &Parameters,
         precision: Precision,
@@ -71,7 +71,7 @@ impl TrainedWeights {
                 OffloadTo::None => values.shallow_clone(),
             });
             if kind != values.kind() {
-                // The layers' handles are to the same tensor, whose values are replaced.
+                // The layers' handles are to the same tensor; its values are replaced.
                 parameter.tensor.shallow_clone().set_data(&values.to_kind(kind));
             }
         }
@@ -97,7 +97,7 @@ impl TrainedWeights {
         })
     }
 
-    /// What the model computes with.
+    /// The weights that the model computes with.
     pub(crate) fn model(&self) -> &[Tensor] {
         &self.model
     }
@@ -107,24 +107,24 @@ impl TrainedWeights {
         &self.masters
     }
 
-    /// How each weight is divided among the ranks.
+    /// How each weight is sharded among the ranks.
     pub(crate) fn divisions(&self) -> &[Rc<Division>] {
         &self.divisions
     }
 
-    /// Room in host memory for this rank's gradients in 32 bits, where the optimizer is there.
+    /// Buffers in host memory for this rank's gradients in 32 bits, if the optimizer is there.
     pub(crate) fn room_for_gradients(&self) -> Result<Option<Vec<Tensor>>, TrainError> {
-        let alike = match (self.offload, &self.form) {
+        let templates = match (self.offload, &self.form) {
             (OffloadTo::None, _) => return Ok(None),
             (OffloadTo::Cpu, Form::Whole { .. }) => &self.model,
             (OffloadTo::Cpu, Form::Sharded { gradients, .. }) => gradients,
         };
-        // Of their values none is read.
-        let room: Result<_, _> = alike.iter().map(host_copy).collect();
+        // The copied values are never read.
+        let room: Result<_, _> = templates.iter().map(host_copy).collect();
         Ok(Some(room?))
     }
 
-    /// Whether every rank has a part of them only.
+    /// Whether each rank has only a part of the weights.
     pub(crate) fn are_sharded(&self) -> bool {
         matches!(self.form, Form::Sharded { .. })
     }
@@ -134,7 +134,7 @@ impl TrainedWeights {
         self.name(&self.masters)
     }
 
-    /// Tensors that are divided as the weights are, in the same order, under the weights' names.
+    /// Tensors that are sharded like the weights, in the same order, under the weights' names.
     pub(crate) fn name(&self, tensors: &[Tensor]) -> Vec<StateTensor> {
         let named = self.names.iter().zip(tensors).zip(&self.divisions);
         named
@@ -146,7 +146,7 @@ impl TrainedWeights {
             .collect()
     }
 
-    /// Sets gradients to zero, where a step does not replace them.
+    /// Zeroes the gradients unless the next step replaces them.
     pub(crate) fn zero_gradients(&self) -> Result<(), Error> {
         match self.form {
             Form::Whole { .. } => zero(&self.raw_gradients()),
@@ -154,13 +154,13 @@ impl TrainedWeights {
         }
     }
 
-    /// Call it after the backward pass of each micro-batch but a step's last, of `count`. Gradients in half precision that stay until
-    /// then are summed in 32 bits, for bf16 loses what is smaller than a 256th of a sum; the last pass adds its own to the sum.
+    /// Call it after each backward pass of `count` micro-batches but the last, which adds its own.
+    /// Sums in 32 bits: bf16 would drop gradients below a 256th of the sum.
     pub(crate) fn sum_gradients(&self, index: usize, count: usize) -> Result<(), TrainError> {
         let mut gradients = self.raw_gradients();
-        // From stage 2 on they are gone, and summed in 32 bits already.
+        // From stage 2 on gradients are freed, and already summed in 32 bits.
         gradients.retain(|gradient| gradient.defined() && gradient.kind() != Kind::Float);
-        // Of two the last pass makes the sum.
+        // With two micro-batches, the last pass makes the sum.
         if count < 3 || gradients.is_empty() {
             return Ok(());
         }
@@ -187,7 +187,7 @@ impl TrainedWeights {
         Ok(())
     }
 
-    /// The gradients on the device: in 32 bits, but where the optimizer is offloaded and takes them in any kind.
+    /// The gradients on the device: in 32 bits, or in any kind if the optimizer is offloaded.
     pub(crate) fn gradients(&self) -> Result<Vec<Tensor>, Error> {
         let (apart, room) = match &self.form {
             Form::Whole { apart, gradients } => (apart, gradients),
@@ -197,7 +197,7 @@ impl TrainedWeights {
         };
         let mut gradients = self.raw_gradients();
         if !room.is_empty() {
-            copy(room, &of(apart, &gradients))?;
+            copy(room, &select(apart, &gradients))?;
             for (index, full) in apart.iter().zip(room) {
                 gradients[*index] = full.shallow_clone();
             }
@@ -210,10 +210,10 @@ impl TrainedWeights {
         self.model.iter().map(Tensor::grad).collect()
     }
 
-    /// Gives the model the masters' values, after they have changed on every rank.
+    /// Copies the masters to the model after they have changed on every rank.
     pub(crate) fn publish(&self) -> Result<(), Error> {
         match &self.form {
-            Form::Whole { apart, .. } => copy(&of(apart, &self.model), &of(apart, &self.masters)),
+            Form::Whole { apart, .. } => copy(&select(apart, &self.model), &select(apart, &self.masters)),
             Form::Sharded { sharded, shards, .. } => {
                 let [shards, masters] = shards;
                 copy(shards, masters)?;
@@ -222,8 +222,8 @@ impl TrainedWeights {
         }
     }
 
-    /// What `compute` gives while the model has other values, which are divided as the masters are. On every rank.
-    /// Meanwhile the masters' values are where those were, which takes no room beside one tensor.
+    /// Runs `compute` while the model has other `values`, sharded like the masters. Every rank
+    /// calls it. Masters and values are swapped, with memory for one more tensor.
     pub(crate) fn with_values<T, E: From<Error>>(
         &self,
         values: &[Tensor],
@@ -236,7 +236,7 @@ impl TrainedWeights {
     }
 
     fn exchange(&self, values: &[Tensor]) -> Result<(), Error> {
-        // An evaluation that was stopped may have used none of them.
+        // A stopped evaluation may not have used them all.
         if let Form::Sharded { sharded, .. } = &self.form {
             sharded.settle()?;
         }
@@ -249,8 +249,8 @@ impl TrainedWeights {
     }
 }
 
-/// Those tensors of a list that are at these places.
-fn of(places: &[usize], list: &[Tensor]) -> Vec<Tensor> {
+/// The tensors of a list at these indices.
+fn select(places: &[usize], list: &[Tensor]) -> Vec<Tensor> {
     places.iter().map(|index| list[*index].shallow_clone()).collect()
 }
 
@@ -412,7 +412,7 @@ mod tests {
                 weights.publish().expect("copies");
             }
         });
-        // One such step is below bfloat16's resolution at 1, which is 1/128.
+        // One such step is below the resolution of bfloat16 at 1, which is 1/128.
         assert!((head.double_value(&[0]) - 1.016).abs() < 1e-5);
         assert!((model_head.double_value(&[0]) - 1.015_625).abs() < 1e-6);
     }

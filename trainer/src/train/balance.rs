@@ -1,43 +1,44 @@
-//! How many images of a step each replica takes where ranks are not alike (`training.balance: Weighted`).
+//! How many images of a step each replica takes with `training.balance: Weighted`.
 //!
-//! The global batch stays as it is; a replica takes as much of it as it can process in the time that the others need for
-//! theirs. Every rank hears the times of all ranks with each step, so that all decide the same without another message.
-//! A decision takes the medians of [`WINDOW`] steps, and changes the shares only where the slowest replica then needs
-//! [`LEAST_GAIN`] less. A replica that would hold up the others with the least that it can take gets nothing; it is
-//! tried again once that costs less than about [`TRIAL_COST`] of the time since.
+//! The global batch stays the same; each replica takes as many images as it can process in the time
+//! that the others need. All ranks get the compute times of all with each step, so they decide the
+//! same without another message. A decision uses the medians of [`WINDOW`] steps; it applies only
+//! if the slowest replica then needs [`LEAST_GAIN`] less time. A replica that slows the others down
+//! even with the least share gets none. It is tried again once that costs less than about
+//! [`TRIAL_COST`] of the time since.
 
 use crate::pass_time::PassTime;
 
-/// Steps between two changes, trials apart.
+/// Steps between two changes, except for trials.
 const WINDOW: usize = 50;
-/// Steps that tell nothing of new shares: the one that is under way when they are decided, two until ranks have heard of the
-/// first one with them, and that one, which allocates memory and begins to read other images.
+/// Steps that do not measure new shares: the running one, two until ranks have the report of the
+/// first with them, and that first one. It allocates memory and restarts reading.
 const LAG: u64 = 4;
-/// The slowest replica's time with the old shares over that with the new ones.
+/// The slowest replica's time with the old shares, divided by that with the new ones.
 const LEAST_GAIN: f64 = 1.05;
-/// Largest share of the time since a replica was measured that it may cost to measure it again.
+/// Largest cost of measuring a replica again, as a share of the time since it was measured.
 const TRIAL_COST: f64 = 0.01;
-/// What it costs to read other images from now on, in steps.
+/// Cost of reading other images from now on, in steps.
 const RESTART: f64 = 1.0;
-/// A step with a trial takes at most this many times as long as one without: ranks that wait must not count as stuck.
+/// Longest step with a trial, in steps without one: waiting ranks must not count as stuck.
 const LONGEST_TRIAL: f64 = 4.0;
-/// No time is shorter, seconds.
+/// Shortest time, seconds.
 const SHORTEST: f64 = 1e-9;
-/// Halvings of an interval, after which its ends are the same number.
+/// Halvings of an interval until its ends are equal.
 const HALVINGS: usize = 64;
 
-/// What a step takes a replica, in seconds.
+/// Time of a step on a replica, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cost {
-    /// A micro-batch, whatever its size.
+    /// Per micro-batch, whatever its size.
     fixed: f64,
-    /// An image.
+    /// Per image.
     image: f64,
 }
 
 impl Cost {
-    /// By the times of two micro-batches, of which the first has more images.
-    pub(super) fn of(times: [(u64, f64); 2]) -> Self {
+    /// Fitted to the times of two micro-batches; the first has more images.
+    pub(super) fn from_times(times: [(u64, f64); 2]) -> Self {
         let time = PassTime::through(times);
         Self {
             fixed: time.fixed_seconds,
@@ -57,28 +58,28 @@ impl Cost {
     }
 }
 
-/// The sizes in which images of a step come.
+/// How the images of a step can be divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// Of a step, over all replicas.
+    /// Images of a step, over all replicas.
     pub(super) total: u64,
     /// The largest micro-batch.
     pub(super) micro_batch: u64,
-    /// Images that stay together; the others are multiples of it.
+    /// Images that stay together; shares are multiples of it.
     pub(super) quantum: u64,
 }
 
-/// Images of a step by replica.
+/// Images of a step, by replica.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Shares(Vec<u64>);
 
 impl Shares {
-    /// The same for each of `replicas`, which divide `total` evenly.
+    /// Equal shares of `total` for `replicas`, which divide it evenly.
     pub(super) fn even(total: u64, replicas: u32) -> Self {
         Self(vec![total / u64::from(replicas); replicas as usize])
     }
 
-    /// Those with which the slowest replica takes the least time.
+    /// The shares with which the slowest replica takes the least time.
     fn fastest(costs: &[Cost], sizes: Sizes) -> Self {
         let within = |seconds: f64| -> Vec<u64> {
             costs
@@ -111,7 +112,7 @@ impl Shares {
         Self(images)
     }
 
-    /// As they are, but for one `quantum` that each of `replicas` takes from whoever has the most.
+    /// These shares, but each of `replicas` takes one `quantum` from the replica with the most.
     fn with_trials(&self, replicas: &[usize], quantum: u64) -> Self {
         let mut images = self.0.clone();
         for replica in replicas {
@@ -121,7 +122,7 @@ impl Shares {
         Self(images)
     }
 
-    /// What the slowest replica takes, in seconds.
+    /// Time of the slowest replica, in seconds.
     fn slowest(&self, costs: &[Cost], sizes: Sizes) -> f64 {
         let shares = self.0.iter().zip(costs);
         let times = shares.map(|(images, cost)| cost.seconds(*images, sizes.micro_batch));
@@ -136,7 +137,7 @@ impl Shares {
         self.0[replica as usize]
     }
 
-    /// Images of a step that come before those of `replica`.
+    /// Images of a step before those of `replica`.
     pub(super) fn before(&self, replica: u32) -> u64 {
         self.0[..replica as usize].iter().sum()
     }
@@ -145,24 +146,24 @@ impl Shares {
         self.0.iter().sum()
     }
 
-    /// Replicas that take nothing.
+    /// Replicas without images.
     fn idle(&self) -> impl Iterator<Item = usize> {
         (0..self.0.len()).filter(|replica| self.0[*replica] == 0)
     }
 
-    /// The fewest micro-batches of at most `largest` images that hold those of `replica`.
+    /// The fewest micro-batches of at most `largest` images for the share of `replica`.
     pub(super) fn least_micro_batches(&self, replica: u32, largest: u64) -> u64 {
         self.images(replica).div_ceil(largest)
     }
 
-    /// The same of the replica that has the most.
+    /// The same for the replica with the most images.
     pub(super) fn most_micro_batches(&self, largest: u64) -> u64 {
         let most = self.0.iter().max().copied().unwrap_or(0);
         most.div_ceil(largest)
     }
 
-    /// The images of `replica` in so many micro-batches, whose sizes differ by one `quantum` at most; some are empty where it
-    /// has too few.
+    /// The images of `replica` in `count` micro-batches, whose sizes differ by one `quantum` at
+    /// most. Some are empty if it has too few.
     pub(super) fn micro_batches(&self, replica: u32, count: u64, quantum: u64) -> Vec<u64> {
         let quanta = self.images(replica) / quantum;
         let before = |index: u64| quanta * index / count * quantum;
@@ -172,7 +173,7 @@ impl Shares {
     }
 }
 
-/// The most images, up to those of a step, that a replica processes in so many seconds.
+/// The most images, up to those of a step, that a replica processes within `seconds`.
 fn most_within(cost: Cost, seconds: f64, sizes: Sizes) -> u64 {
     let fits = |quanta: u64| cost.seconds(quanta * sizes.quantum, sizes.micro_batch) <= seconds;
     let (mut fitting, mut too_many) = (0, sizes.total / sizes.quantum + 1);
@@ -190,34 +191,34 @@ impl std::fmt::Display for Shares {
     }
 }
 
-/// That shares have changed.
+/// A change of the shares.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Change {
+pub(super) struct ShareChange {
     pub(super) before: Shares,
-    /// What the slowest replica is expected to take, in seconds: with the shares before, and with the new ones.
+    /// Expected seconds of the slowest replica: with the old shares, and with the new ones.
     pub(super) seconds: [f64; 2],
 }
 
-/// Measures replicas and decides of their shares.
+/// Measures replicas and sets their shares.
 #[derive(Debug)]
 pub(super) struct Balancer {
     sizes: Sizes,
     shares: Shares,
     /// By replica.
     costs: Vec<Cost>,
-    /// The step at which each of them was measured.
+    /// The step at which each was measured.
     measured: Vec<u64>,
     /// The step at which the shares were decided.
     since: u64,
     /// Seconds of steps with these shares, by replica.
     window: Vec<Vec<f64>>,
-    /// Replicas that were idle, and have images in order to be measured; the shares without them.
+    /// Idle replicas that have images only to be measured; the shares without them.
     trial: Option<(Vec<usize>, Shares)>,
 }
 
 impl Balancer {
-    /// Of replicas of these costs, when training begins after `step`.
-    pub(super) fn new(costs: Vec<Cost>, sizes: Sizes, step: u64) -> (Self, Option<Change>) {
+    /// For replicas of these costs, when training begins after `step`.
+    pub(super) fn new(costs: Vec<Cost>, sizes: Sizes, step: u64) -> (Self, Option<ShareChange>) {
         let replicas = u32::try_from(costs.len()).expect("as many as there are ranks");
         let mut balancer = Self {
             sizes,
@@ -236,31 +237,31 @@ impl Balancer {
         &self.shares
     }
 
-    /// The shares without trials: those of work that has no end before a trial's.
+    /// The shares without trials, for work that lasts longer than a trial.
     pub(super) fn lasting_shares(&self) -> &Shares {
         self.trial.as_ref().map_or(&self.shares, |(_, without)| without)
     }
 
-    /// Replicas that take nothing, or only to be measured.
+    /// Whether a replica has no images, or only to be measured.
     pub(super) fn is_idle(&self, replica: u32) -> bool {
         self.lasting_shares().images(replica) == 0
     }
 
-    /// Whether replicas have images in order to be measured.
+    /// Whether replicas have images only to be measured.
     pub(super) fn is_trying(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// Takes in what each replica computed in an earlier step, as all ranks have heard with `step`. Gives what changes, from
-    /// the step on that is launched next.
-    pub(super) fn observe(&mut self, step: u64, seconds: Vec<f64>) -> Option<Change> {
+    /// Adds the compute seconds of each replica in an earlier step, which all ranks get with
+    /// `step`. Returns a change that applies to the step launched next.
+    pub(super) fn observe(&mut self, step: u64, seconds: Vec<f64>) -> Option<ShareChange> {
         if step <= self.since + LAG {
             return None;
         }
         self.window.push(seconds);
-        // One step tells enough of those that are tried, and too little of the others.
+        // One step is enough to measure the tried replicas, and too little for the others.
         let (measured, least_gain) = match self.trial.take() {
-            // Without a threshold: among many replicas the share of one is a small gain.
+            // No threshold: among many replicas one share is a small gain.
             Some((tried, _)) => (tried, 1.0),
             None if self.window.len() == WINDOW => ((0..self.costs.len()).collect(), LEAST_GAIN),
             None => return None,
@@ -278,7 +279,7 @@ impl Balancer {
         self.decide(step, least_gain)
     }
 
-    fn decide(&mut self, step: u64, least_gain: f64) -> Option<Change> {
+    fn decide(&mut self, step: u64, least_gain: f64) -> Option<ShareChange> {
         let fastest = Shares::fastest(&self.costs, self.sizes);
         let now = self.shares.slowest(&self.costs, self.sizes);
         let then = fastest.slowest(&self.costs, self.sizes);
@@ -298,21 +299,21 @@ impl Balancer {
             self.since = step;
             let seconds = [now, with_trials.slowest(&self.costs, self.sizes)];
             let before = std::mem::replace(&mut self.shares, with_trials);
-            Change { before, seconds }
+            ShareChange { before, seconds }
         })
     }
 
-    /// Whether an idle replica may be measured again, where a step takes the others so many seconds.
+    /// Whether an idle replica may be measured again when a step takes `others` seconds.
     fn is_due(&self, replica: usize, step: u64, others: f64) -> bool {
         let alone = self.costs[replica].seconds(self.sizes.quantum, self.sizes.micro_batch);
-        // From the first step with it to the one that is under way when it is over.
+        // From the first step with it to the one that runs when the trial ends.
         let cost = (LAG + 1) as f64 * (alone - others).max(0.0) + 2.0 * RESTART * others;
         let since = step - self.measured[replica];
         since > WINDOW as u64 && alone <= LONGEST_TRIAL * others && cost <= TRIAL_COST * others * since as f64
     }
 }
 
-/// The middle one of some values; of an even number the lower one.
+/// The median; the lower middle value of an even number.
 fn median(mut values: Vec<f64>) -> f64 {
     let middle = (values.len() - 1) / 2;
     *values.select_nth_unstable_by(middle, f64::total_cmp).1
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Costs of replicas that an image takes so many seconds, and nothing else.
+    /// Costs of replicas that depend on the number of images alone.
     fn costs(seconds: &[f64]) -> Vec<Cost> {
         seconds
             .iter()
@@ -347,7 +348,7 @@ mod tests {
         shares.0
     }
 
-    /// Every way to give `total` images in groups of `quantum` to so many replicas.
+    /// Every way to divide `total` images among replicas in groups of `quantum`.
     fn all_shares(total: u64, quantum: u64, replicas: usize) -> Vec<Vec<u64>> {
         if replicas == 1 {
             return vec![vec![total]];
@@ -397,7 +398,7 @@ mod tests {
     fn replicas_take_images_by_their_speed_and_none_where_one_would_hold_up_all() {
         assert_eq!(fastest(&costs(&[1.0, 2.0, 6.0]), sizes(20, 1)), [12, 6, 2]);
         assert_eq!(fastest(&costs(&[1.0, 1.0]), sizes(16, 1)), [8, 8]);
-        // The study's mixed cluster: three fast GPUs, one of 0.3 of their speed, one of 0.01.
+        // The study's mixed cluster: three fast GPUs, one at 0.3 and one at 0.01 of their speed.
         let study = costs(&[1.0, 1.0, 1.0, 1.0 / 0.3, 100.0]);
         assert_eq!(fastest(&study, sizes(80, 2))[4], 0);
         let of_many = fastest(&study, sizes(1000, 2));
@@ -406,8 +407,8 @@ mod tests {
 
     #[test]
     fn a_second_micro_batch_is_only_taken_where_it_pays() {
-        // 64 images take 1 and 1.15, but 34 of them take 0.62 of that.
-        let costs = [1.0, 1.15].map(|speed| Cost::of([(64, speed), (34, 0.62 * speed)]));
+        // 64 images take 1 and 1.15; 34 of them take 0.62 of that.
+        let costs = [1.0, 1.15].map(|speed| Cost::from_times([(64, speed), (34, 0.62 * speed)]));
         let one = Sizes {
             micro_batch: 64,
             ..sizes(128, 1)
@@ -422,19 +423,19 @@ mod tests {
 
     #[test]
     fn a_cost_is_what_two_sizes_tell_within_reason() {
-        let cost = Cost::of([(16, 10.0), (2, 3.0)]);
+        let cost = Cost::from_times([(16, 10.0), (2, 3.0)]);
         assert!((cost.seconds(16, 16) - 10.0).abs() < 1e-9 && (cost.seconds(2, 16) - 3.0).abs() < 1e-9);
         assert!((cost.seconds(32, 16) - 20.0).abs() < 1e-9, "two micro-batches");
-        // Noise: an image does not take nothing, nor more than its part.
+        // Under noise, an image takes some time, but at most its part.
         for short in [10.0, 12.0, 0.0] {
-            let cost = Cost::of([(16, 10.0), (2, short)]);
+            let cost = Cost::from_times([(16, 10.0), (2, short)]);
             assert!(
                 cost.image >= 0.05 && cost.image <= 0.626 && cost.fixed >= 0.0,
                 "{cost:?}"
             );
             assert!((cost.seconds(16, 16) - 10.0).abs() < 1e-9, "{cost:?}");
         }
-        let cost = Cost::of([(2, 10.0), (2, 11.0)]);
+        let cost = Cost::from_times([(2, 10.0), (2, 11.0)]);
         assert!((cost.image - 5.0).abs() < 1e-9 && cost.fixed.abs() < 1e-9);
     }
 
@@ -461,8 +462,8 @@ mod tests {
         assert_eq!(even.to_string(), "24, 24, 24, 24");
     }
 
-    /// Takes steps from `step` on, which take replicas as `costs` says, until shares change. Gives the step at which they do.
-    fn until_change(balancer: &mut Balancer, step: &mut u64, costs: &[Cost]) -> Option<(u64, Change)> {
+    /// Runs steps that take times by `costs` until shares change. Returns that step.
+    fn until_change(balancer: &mut Balancer, step: &mut u64, costs: &[Cost]) -> Option<(u64, ShareChange)> {
         for _ in 0..10_000 {
             *step += 1;
             let shares = balancer.shares().clone();
@@ -477,8 +478,8 @@ mod tests {
         None
     }
 
-    /// What the slowest replica took, and will take.
-    fn in_seconds(change: &Change) -> String {
+    /// Seconds of the slowest replica, before and after.
+    fn in_seconds(change: &ShareChange) -> String {
         let [was, is] = change.seconds;
         format!("{was:.0}, {is:.0}")
     }
@@ -491,10 +492,7 @@ mod tests {
         assert_eq!(until_change(&mut balancer, &mut step, &costs(&[1.0, 1.09])), None);
         let since = step;
         let (step, change) = until_change(&mut balancer, &mut step, &costs(&[1.0, 3.0])).expect("it pays");
-        assert!(
-            step >= since + 25,
-            "a window holds more of the new times than of the old ones"
-        );
+        assert!(step >= since + 25, "a window holds more new times than old ones");
         assert_eq!(change.before.to_string(), "50, 50");
         assert_eq!(balancer.shares().to_string(), "75, 25");
         assert_eq!(in_seconds(&change), "150, 75");
@@ -507,7 +505,7 @@ mod tests {
     fn steps_with_other_shares_and_single_slow_ones_tell_nothing() {
         let (mut balancer, _) = Balancer::new(costs(&[1.0, 3.0]), sizes(100, 1), 0);
         assert_eq!(balancer.shares().to_string(), "75, 25");
-        // Times of the steps before, in which the second replica took a multiple.
+        // Times of earlier steps, in which the second replica took a multiple.
         for step in 1..=LAG {
             assert_eq!(balancer.observe(step, vec![50.0, 1500.0]), None);
         }
@@ -532,10 +530,10 @@ mod tests {
         assert_eq!(in_seconds(&change), "64, 200");
         let (ended, _) = until_change(&mut balancer, &mut step, &seconds).expect("its end");
         assert_eq!(balancer.shares().to_string(), idle);
-        // The steps from the second after the decision on, to the one after the next decision.
+        // From the second step after the decision to the one after the next decision.
         let lost = (ended - tried) as f64 * (200.0 - 64.0);
         assert!(lost <= 0.01 * 64.0 * tried as f64, "{lost} in {tried} steps");
-        // It was slow for a while only.
+        // It was slow only for a while.
         seconds[2].image = 1.0;
         let (again, _) = until_change(&mut balancer, &mut step, &seconds).expect("a trial");
         assert!(again - ended >= tried - WINDOW as u64);
@@ -546,7 +544,7 @@ mod tests {
 
     #[test]
     fn one_of_many_gets_its_share_back_and_a_far_slower_one_is_never_tried() {
-        // With a cost of each micro-batch that is half of what an even share takes.
+        // Each micro-batch has a fixed cost: half the time of an even share.
         let recovered = Cost {
             fixed: 8.0,
             image: 0.5,

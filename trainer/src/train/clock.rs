@@ -3,22 +3,22 @@
 use std::rc::Rc;
 
 use tch::Device;
-use torch_ext::{Error, Moment, SyncTimes};
+use torch_ext::{DeviceEvent, Error, SyncTimes};
 
 use crate::metrics::Phases;
 
-/// Takes the time of a step lap by lap, each as long as the device was at it: a GPU does later what is queued now.
+/// Times a step lap by lap on the device: a GPU does later what is queued now.
 #[derive(Debug)]
 pub(super) struct StepClock {
     device: Device,
-    start: Rc<Moment>,
-    laps: Vec<(Lap, Rc<Moment>)>,
+    start: Rc<DeviceEvent>,
+    laps: Vec<(Lap, Rc<DeviceEvent>)>,
 }
 
-/// What a lap was spent on.
+/// What happens in a lap.
 #[derive(Clone, Copy, Debug)]
 enum Lap {
-    /// Since the step before.
+    /// Since the previous step.
     Between,
     Data,
     Forward,
@@ -30,13 +30,13 @@ impl StepClock {
     pub(super) fn start(device: Device) -> Result<Self, Error> {
         Ok(Self {
             device,
-            start: Rc::new(Moment::now(device)?),
+            start: Rc::new(DeviceEvent::now(device)?),
             laps: Vec::new(),
         })
     }
 
-    /// Of the step that follows and begins now: what the host did between the two is part of it, so that steps add up to the time
-    /// that passes.
+    /// The clock of the next step, which begins now. It includes the host work between the two
+    /// steps, so that steps add up to the time that passes.
     pub(super) fn following(&self) -> Result<Self, Error> {
         let end = self.laps.last().map_or(&self.start, |(_, end)| end);
         let mut next = Self {
@@ -48,7 +48,7 @@ impl StepClock {
         Ok(next)
     }
 
-    /// Images are there.
+    /// Images are ready.
     pub(super) fn data(&mut self) -> Result<(), Error> {
         self.end_of(Lap::Data)
     }
@@ -58,30 +58,30 @@ impl StepClock {
         self.end_of(Lap::Forward)
     }
 
-    /// Gradients are there; after the last micro-batch those of all ranks.
+    /// Gradients are ready; after the last micro-batch those of all ranks.
     pub(super) fn backward(&mut self) -> Result<(), Error> {
         self.end_of(Lap::Backward)
     }
 
-    /// Weights are changed.
+    /// Weights are updated.
     pub(super) fn optimizer(&mut self) -> Result<(), Error> {
         self.end_of(Lap::Optimizer)
     }
 
     fn end_of(&mut self, lap: Lap) -> Result<(), Error> {
-        self.laps.push((lap, Rc::new(Moment::now(self.device)?)));
+        self.laps.push((lap, Rc::new(DeviceEvent::now(self.device)?)));
         Ok(())
     }
 
-    /// The phases of the step, which the device has come to the end of. In its forward and backward passes the rank waited for
-    /// others as `sync` says.
+    /// The phases of the step, which the device must have finished. `sync` holds the waiting for
+    /// other ranks in its forward and backward passes.
     pub(super) fn end(&self, sync: &SyncTimes) -> Result<Phases, Error> {
         let mut phases = Phases {
             sync_exposed: sync.all.exposed,
             sync_straggler: sync.all.straggler,
             ..Phases::default()
         };
-        let mut last: &Moment = &self.start;
+        let mut last: &DeviceEvent = &self.start;
         for (lap, end) in &self.laps {
             let seconds = end.seconds_since(last)?;
             last = end;
@@ -89,7 +89,7 @@ impl StepClock {
                 Lap::Data => phases.data += seconds,
                 Lap::Forward => phases.forward += seconds,
                 Lap::Backward => phases.backward += seconds,
-                // What the host does there follows from the step before: reports, and what ranks agreed on.
+                // Host work for the previous step: reports, and decisions of all ranks.
                 Lap::Optimizer | Lap::Between => phases.optimizer += seconds,
             }
         }

@@ -9,7 +9,7 @@ use torch_ext::{Arithmetic, Error, Profile, SyncTimes, Trace};
 
 use super::Trainer;
 use super::plan::{Distribution, InputAlone, Plan, RankResult};
-use super::step::Settled;
+use super::step::SettledStep;
 use crate::data::{Batches, DataError, StageSeconds};
 use crate::error::TrainError;
 use crate::metrics::{Phases, StepReport, peak_resident_bytes};
@@ -40,16 +40,16 @@ impl From<DataError> for Interruption {
     }
 }
 
-/// Steps as training takes them, over and over the same epochs.
+/// Training steps, repeating the same epochs.
 struct Steps<'a> {
     trainer: &'a mut Trainer,
     batches: Batches,
-    /// Of the steps that were settled.
+    /// Reports of settled steps.
     reports: Vec<StepReport>,
 }
 
 impl Steps<'_> {
-    /// Begins the next epoch where this one has no step left.
+    /// Begins the next epoch if no step is left.
     fn prepare(&mut self) -> Result<(), TrainError> {
         let trainer = &mut *self.trainer;
         if !trainer.epoch_has_a_step() {
@@ -60,7 +60,7 @@ impl Steps<'_> {
         trainer.follow_shares(&mut self.batches)
     }
 
-    /// One step. Gives its seconds.
+    /// One step. Returns its seconds.
     fn next(&mut self) -> Result<f64, Interruption> {
         let start = Instant::now();
         self.prepare()?;
@@ -69,25 +69,25 @@ impl Steps<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Returns once no step is under way.
+    /// Returns once no step is running.
     fn settle(&mut self) -> Result<(), Interruption> {
         let settled = self.trainer.settle()?;
         self.take(settled)
     }
 
-    fn take(&mut self, settled: Option<Settled>) -> Result<(), Interruption> {
-        let Some(Settled { stop, report, .. }) = settled else {
+    fn take(&mut self, settled: Option<SettledStep>) -> Result<(), Interruption> {
+        let Some(SettledStep { stop, report, .. }) = settled else {
             return Ok(());
         };
         self.reports.push(report);
-        // Where ranks do not reduce, each knows only whether it was told to stop itself: the others would wait for it.
+        // Without a reduction a rank knows only its own signal, and the others would wait.
         if stop && self.trainer.sync.is_on {
             return Err(Interruption::Stop);
         }
         Ok(())
     }
 
-    /// One step, with its operators after which the host waits for the device.
+    /// One step. Returns its operators after which the host waits for the device.
     fn next_counted(&mut self, forbid: bool) -> Result<BTreeMap<String, u64>, Interruption> {
         self.prepare()?;
         let trace = Trace::begin()?;
@@ -99,7 +99,7 @@ impl Steps<'_> {
         Ok(trace.host_stops())
     }
 
-    /// One step, of which rank 0 writes a trace. All it launched is in it, and nothing of the steps beside it.
+    /// One step, traced by rank 0. The trace holds all its work and nothing of the steps around it.
     fn next_traced(&mut self, path: &Path) -> Result<(), Interruption> {
         self.settle()?;
         self.prepare()?;
@@ -115,7 +115,7 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// One step that all ranks begin together, with or without reducing gradients. Gives its seconds.
+    /// One step that all ranks begin together. Returns its seconds.
     fn next_together(&mut self, synchronize: bool) -> Result<f64, Interruption> {
         self.trainer.world.barrier()?;
         self.trainer.sync.is_on = synchronize;
@@ -128,7 +128,7 @@ impl Steps<'_> {
 }
 
 impl Trainer {
-    /// Takes the plan's steps. No evaluation, no checkpoint. `None` if told to stop before the end.
+    /// Runs the plan's steps, without evaluations or checkpoints. `None` if told to stop.
     pub(crate) fn bench(&mut self, plan: &Plan) -> Result<Option<RankResult>, TrainError> {
         match self.measure(plan) {
             Ok(result) => Ok(Some(result)),
@@ -183,7 +183,7 @@ impl Trainer {
         Ok(RankResult {
             rank: self.world.rank,
             images_per_second: images / seconds,
-            step_ms: Distribution::of(&durations),
+            step_ms: Distribution::from_seconds(&durations),
             phases: phases.mean(count),
             sync: sync.mean(count),
             buckets,
@@ -201,12 +201,12 @@ impl Trainer {
 }
 
 impl Trainer {
-    /// What the threads of the host can do that prepare batches, with no model beside them: the micro-batches of so many
-    /// steps, on all ranks at the same time, from the start of an epoch on. `None` where no threads do, or there are no images.
+    /// Speed of the threads that prepare batches, without a model: the micro-batches of `steps`
+    /// steps, on all ranks at once, from the start of an epoch. `None` without threads or images.
     fn input_alone(&mut self, steps: u32) -> Result<Option<InputAlone>, Interruption> {
         let mut missing = steps as usize * self.share().micro_batches.len();
         if missing == 0 {
-            // Without images of its own it does not wait for the others, which measure now.
+            // A rank without images does not wait for the others, which measure now.
             self.world.barrier()?;
             return Ok(None);
         }
@@ -221,7 +221,7 @@ impl Trainer {
             while missing > 0
                 && let Some(batch) = batches.next()?
             {
-                // Ranks wait for one another no more.
+                // Ranks no longer wait for each other.
                 if self.stop.load(Ordering::Relaxed) {
                     return Err(Interruption::Stop);
                 }
@@ -244,8 +244,8 @@ impl Trainer {
     }
 }
 
-/// The difference to steps that do not reduce gradients, as a share of those that do. Each kind comes first in every
-/// other pair. `None` without pairs, or without other ranks, and where a rank has no gradients of its own to go on with.
+/// Share of a step saved without a gradient reduction. Each kind comes first in every other pair.
+/// `None` without pairs or other ranks, and if a rank does not have whole gradients.
 fn exposed_share(steps: &mut Steps<'_>, pairs: u32) -> Result<Option<f64>, Interruption> {
     let has_all_gradients = !steps.trainer.trained.weights.are_sharded();
     if pairs == 0 || steps.trainer.world.size == 1 || !has_all_gradients {
@@ -259,7 +259,10 @@ fn exposed_share(steps: &mut Steps<'_>, pairs: u32) -> Result<Option<f64>, Inter
             if synchronize { &mut with } else { &mut without }.push(seconds);
         }
     }
-    let (with, without) = (Distribution::of(&with).p50, Distribution::of(&without).p50);
+    let (with, without) = (
+        Distribution::from_seconds(&with).p50,
+        Distribution::from_seconds(&without).p50,
+    );
     Ok(Some((with - without) / with))
 }
 

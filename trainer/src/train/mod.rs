@@ -1,11 +1,11 @@
 //! The training loop of one rank.
 
-mod arrival;
 mod balance;
 mod clock;
 mod measure;
 mod parallelize;
 mod plan;
+mod rank_report;
 mod saving;
 mod shares;
 mod start;
@@ -34,7 +34,7 @@ use crate::slowdown::Slowdown;
 use balance::{Balancer, Shares};
 use saving::Saver;
 use start::{Start, total_steps};
-use step::Launched;
+use step::LaunchedStep;
 use sync::StepSync;
 use trained::Trained;
 use update::Updates;
@@ -44,7 +44,7 @@ pub(crate) use plan::{Distribution, Plan, RankResult};
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Outcome {
     Done,
-    /// Told to stop, and saved.
+    /// Told to stop; the state is saved.
     Stopped,
 }
 
@@ -58,27 +58,27 @@ pub(crate) struct Trainer {
     trained: Trained,
     sync: StepSync,
     updates: Updates,
-    /// The last step, until it is settled.
-    launched: Option<Launched>,
-    /// How many ranks write checkpoints, and what this one does so with.
+    /// The step launched last, until it is settled.
+    launched: Option<LaunchedStep>,
+    /// How many ranks write checkpoints; the saver of this rank if it is one of them.
     writers: u32,
     saver: Option<Saver>,
     position: Position,
-    /// Of the newest snapshot, or of the checkpoint that training continued from.
+    /// Position of the newest snapshot, or of the checkpoint that training continued from.
     saved: Option<Position>,
     validation: Validation,
     observer: Observer,
     stop: Arc<AtomicBool>,
     lost: LostPeer,
-    /// What the step that was settled last took this rank, without waiting for others.
+    /// Compute time of this rank in the step settled last, without waiting for others.
     compute_seconds: f64,
-    /// The shares of a step where ranks take as many images as one another.
+    /// Equal shares of a step.
     even: Shares,
-    /// Decides of others, where these depend on the ranks' speed.
+    /// Sets other shares, if they depend on the speed of ranks.
     balancer: Option<Balancer>,
-    /// Since the batches were made that are at hand.
+    /// Whether shares changed since the current batches were made.
     shares_changed: bool,
-    /// Images left out of this epoch's batches before those.
+    /// Images skipped in this epoch before the current batches.
     left_out: u64,
     slowdown: Slowdown,
     gpu: Option<Gpu>,
@@ -87,7 +87,7 @@ pub(crate) struct Trainer {
 /// This rank's GPU.
 #[derive(Debug)]
 struct Gpu {
-    /// Dense half-precision peak, FLOP/s, where its product is known.
+    /// Dense half-precision peak, FLOP/s, if the product is known.
     peak_flops: Option<f64>,
     monitor: GpuMonitor,
 }
@@ -104,8 +104,8 @@ impl Gpu {
 }
 
 impl Trainer {
-    /// Loads the data, meets the other ranks, and gives all of them rank 0's weights: random ones, or those of the
-    /// newest checkpoint. Training from here on reacts to `stop`.
+    /// Loads the data, connects to the other ranks, and gives all of them rank 0's weights: random
+    /// ones, or those of the newest checkpoint. Training reacts to `stop` from here on.
     pub(crate) fn new(
         config: RunConfig,
         place: &Place,
@@ -115,7 +115,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let accelerator = Accelerator::find(config.device, place.local_rank)?;
         let device = accelerator.device();
-        // Before meeting the others: what is wrong with the data is this rank's own error, not a peer's.
+        // Before connecting: bad data is this rank's own error, not a lost peer.
         let data = crate::data::load(&config, device)?;
         data.require_a_step(config.global_batch_size())?;
         if place.rank == 0 {
@@ -176,7 +176,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// The recorder of the collectives of this rank's groups, each of which has run some.
+    /// The recorder of the collectives of this rank's groups, each of which has run one.
     pub(crate) fn flight_recorder(&self) -> FlightRecorder {
         self.accelerator.flight_recorder()
     }
@@ -190,7 +190,7 @@ impl Trainer {
         outcome
     }
 
-    /// All ranks have done all that there was to do: that this one ends is not the loss of a peer.
+    /// All ranks have finished: the end of this one is not a lost peer.
     pub(crate) fn leave(&mut self) {
         self.world.leave();
     }
@@ -212,7 +212,7 @@ impl Trainer {
                 counted: 0,
                 ..self.position
             };
-            // Its first images are read meanwhile.
+            // Its first images are read during the evaluation.
             batches = self.has_an_epoch().then(|| self.rest_of_epoch()).transpose()?;
             if !self.evaluate()? {
                 // The next attempt begins with this evaluation.
@@ -230,8 +230,8 @@ impl Trainer {
         self.position.epoch < self.config.training.epochs
     }
 
-    /// The steps that are left of the running epoch, with batches that are being prepared for them if there are some, and all steps
-    /// settled. Whether to stop.
+    /// The remaining steps of the running epoch, with `batches` if they are being prepared already.
+    /// All steps are settled at the end. Returns whether to stop.
     fn train_epoch(&mut self, batches: Option<Batches>) -> Result<bool, TrainError> {
         let mut batches = batches.map_or_else(|| self.rest_of_epoch(), Ok)?;
         let mut stop = false;
@@ -241,7 +241,7 @@ impl Trainer {
                 continue;
             };
             stop = before.stop;
-            // The end of the epoch has a checkpoint of its own, after the evaluation.
+            // The end of the epoch has its own checkpoint, after the evaluation.
             if before.save && self.epoch_has_a_step() {
                 stop |= self.settle()?.is_some_and(|settled| settled.stop);
                 self.save()?;
@@ -255,7 +255,7 @@ impl Trainer {
         self.position.images_into_epoch + self.config.global_batch_size() <= self.data.train.len()
     }
 
-    /// This rank's micro-batches of what is left of the running epoch.
+    /// This rank's remaining micro-batches of the running epoch.
     fn rest_of_epoch(&mut self) -> Result<Batches, TrainError> {
         self.shares_changed = false;
         self.left_out = 0;
@@ -270,7 +270,7 @@ impl Trainer {
             .training(epoch, images_into_epoch, &self.share())?)
     }
 
-    /// Measures accuracy on the held-out images. Returns false if a rank received a stop signal meanwhile.
+    /// Measures accuracy on the held-out images. Returns false if a rank was told to stop.
     fn evaluate(&mut self) -> Result<bool, TrainError> {
         let Some(data) = &self.data.validation else {
             return Ok(true);
@@ -313,7 +313,7 @@ impl Trainer {
     }
 }
 
-/// Of a run that begins at `start`. The first rank speaks for the run.
+/// The observer of a run that begins at `start`. Rank 0 speaks for the run.
 fn observer(
     config: &RunConfig,
     (attempt, rank): (u32, u32),
@@ -348,8 +348,8 @@ fn observer(
     observer.map_err(CheckpointError::Folder)
 }
 
-/// An error on every rank where one of them has other data than rank 0: they would take other numbers of steps, or the same image
-/// twice.
+/// An error on every rank if one of them has different data than rank 0: it would take another
+/// number of steps, or the same image twice.
 fn require_same_data(world: &World, own: &DataIdentity) -> Result<(), TrainError> {
     let fingerprints = world.gather(f64::from(own.fingerprint))?;
     let images = world.gather(own.images as f64)?;
@@ -365,7 +365,7 @@ fn require_same_data(world: &World, own: &DataIdentity) -> Result<(), TrainError
     }
 }
 
-/// How many ranks share this one's machine, where that is known.
+/// How many ranks share this one's machine, if known.
 fn ranks_here(world: &World) -> Result<Option<u32>, TrainError> {
     let own = boot_number().map(|number| number as f64);
     let all = world.gather(own.unwrap_or_default())?;
@@ -375,8 +375,8 @@ fn ranks_here(world: &World) -> Result<Option<u32>, TrainError> {
     }))
 }
 
-/// The place of this rank among those whose forward passes do not wait for one another: replicas, or none where weights are
-/// gathered in them.
+/// This rank among those whose forward passes do not wait for each other: replicas, or none if
+/// weights are gathered in them.
 fn apart(world: &World, config: &RunConfig) -> Member {
     if config.parallelism.zero_stage == 3 {
         Member { rank: 0, size: 1 }

@@ -1,4 +1,4 @@
-//! The one place where a model that is made for one rank becomes one that many ranks train together.
+//! The only place where a model built for one rank becomes one that many ranks train together.
 
 use std::rc::Rc;
 
@@ -18,12 +18,12 @@ use crate::precision::Precision;
 #[derive(Debug)]
 pub(super) struct FirstValues {
     pub(super) seed: u64,
-    /// By parameter, where they replace those that are drawn. Only rank 0's count.
+    /// By parameter: values that replace the random ones. Only those of rank 0 count.
     pub(super) given: Option<Vec<Option<Tensor>>>,
 }
 
-/// Takes a model without values and gives what the training loop goes on with. Values are made unit by unit: where ranks divide
-/// them, none ever has all of them on its device.
+/// Takes a model without values and returns the state for the training loop. Values are made unit
+/// by unit: if ranks shard them, no rank ever has all of them on its device.
 pub(super) fn parallelize(
     model: &mut VisionTransformer,
     first_values: FirstValues,
@@ -47,7 +47,7 @@ pub(super) fn parallelize(
         _ => None,
     };
     let offload = settings.offload;
-    // Nothing can be divided among one rank.
+    // A single rank has nothing to shard.
     let Some(stage) = stage.filter(|_| world.mesh.sharding.size > 1) else {
         fill(model, first_values, share, |_, _| Ok(()))?;
         let weights = TrainedWeights::whole(model.parameters(), precision, offload.optimizer)?;
@@ -64,8 +64,8 @@ pub(super) fn parallelize(
     Ok((divider.finish(), StepSync::new(sharded)))
 }
 
-/// Draws each unit in turn, takes what is given in its place, and lets `share` make it that of rank 0. Where ranks divide heads, a rank
-/// keeps its part. Then comes `then`.
+/// Draws each unit in turn, replaces it with given values, and lets `share` distribute those of
+/// rank 0. If ranks divide heads, a rank keeps its part. Then calls `then`.
 fn fill(
     model: &mut VisionTransformer,
     first_values: FirstValues,
@@ -112,7 +112,7 @@ mod tests {
 
     const RANKS: u32 = 4;
 
-    /// The most bytes of tensors that a rank holds at one time until its model is divided, and those it holds then.
+    /// Peak bytes of tensors on a rank until its model is sharded, and the bytes held afterwards.
     fn divided(model: &ModelConfig, settings: &Parallelism) -> (i64, i64) {
         let address = Ipv4Addr::LOCALHOST.into();
         let port = Rendezvous::reserve_port(address).expect("a port");
@@ -140,8 +140,8 @@ mod tests {
             let stage = Stage::Three {
                 reshard_after_forward: true,
             };
-            let sharded = Rc::new(world.sharded(stage, settings).expect("divides"));
-            // Without the broadcast in between: a thread of Gloo's may be the last to let go of what was sent.
+            let sharded = Rc::new(world.sharded(stage, settings).expect("shards"));
+            // Without the broadcast: a thread of Gloo may be the last to release the tensors sent.
             let meter = Meter::start().expect("counts");
             let mut model = VisionTransformer::without_values(model, Device::Cpu);
             let ranks = (world.mesh.sharding, 1);
@@ -151,7 +151,7 @@ mod tests {
             fill(&mut model, first_values, share, |model, unit| {
                 divider.divide(model.parameters().of_unit(unit))
             })
-            .expect("divides");
+            .expect("shards");
             let bytes = (meter.peak(), meter.held());
             world.leave();
             bytes
@@ -194,17 +194,14 @@ mod tests {
             ..config("{format: synthetic, syntheticImages: 64}").parallelism
         };
         let (peak, held) = divided(&model, &settings);
-        // Weights and room for gradients, a shard of each.
+        // Weights and gradient buffers, a shard of each.
         let shards = 2 * all / i64::from(RANKS);
         assert!(
             (shards..shards * 11 / 10).contains(&held),
             "{held} bytes of {all}"
         );
-        // A unit as it was drawn, and the flat tensors that it becomes.
+        // A unit as drawn, and its flat tensors.
         let most = shards * 11 / 10 + 3 * largest;
-        assert!(
-            peak < most && most < all,
-            "{peak} bytes of {all}, and {most} at most"
-        );
+        assert!(peak < most && most < all, "{peak} bytes of {all}, {most} allowed");
     }
 }

@@ -1,5 +1,5 @@
-//! What `vit-trainer bench` and its ranks tell each other: a plan in a file that the environment names, and beside it a
-//! result a rank.
+//! Files between `vit-trainer bench` and its ranks: a plan that the environment names, and beside
+//! it a result per rank.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use crate::metrics::Phases;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) warmup_steps: u32,
-    /// Steps that are measured, one right after the other.
+    /// Measured steps, one right after the other.
     pub(crate) steps: u32,
-    /// After them: how often a step that reduces gradients is paired with one that does not.
+    /// Pairs of steps after them, with and without a gradient reduction.
     pub(crate) pairs: u32,
-    /// Whether the step whose operators are counted fails where the host would wait for a GPU.
+    /// Whether the step that counts operators fails if the host would wait for a GPU.
     pub(crate) forbid_host_stops: bool,
-    /// After them: buckets of gradients of which an all-reduce is timed, bytes.
+    /// Sizes of gradient buckets for timed all-reduces after them, bytes.
     pub(crate) buckets: Vec<u64>,
-    /// After all measured steps: where rank 0 writes a trace of one step.
+    /// Where rank 0 writes a trace of one step after all measured ones.
     pub(crate) trace: Option<PathBuf>,
     /// When the command was started, seconds since 1970.
     pub(crate) started: f64,
@@ -37,20 +37,20 @@ pub(crate) struct RankResult {
     pub(crate) step_ms: Distribution,
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
-    /// All-reduces with nothing else going on, the same on every rank.
+    /// All-reduces with nothing else running, the same on every rank.
     pub(crate) buckets: Vec<BucketTime>,
-    /// Where threads of the host prepare batches.
+    /// If host threads prepare batches.
     pub(crate) input: Option<InputAlone>,
-    /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
+    /// Share of a step spent waiting for gradients that all ranks had ready, timed inside it.
     pub(crate) exposed_sync_share_in_place: f64,
-    /// Share of a step that vanishes where gradients are not reduced: medians of the paired steps.
+    /// Share of a step saved without a gradient reduction: medians of the paired steps.
     pub(crate) exposed_sync_share: Option<f64>,
     /// From the start of the command to the end of the first step.
     pub(crate) seconds_to_first_step: f64,
-    /// Operators of a step after which the host waits for the device, and how often. On the CPU nobody waits, and the
-    /// operators are the same.
+    /// How often the host waits for the device in a step, by operator. The CPU runs the same
+    /// operators without waiting.
     pub(crate) host_stops: BTreeMap<String, u64>,
-    /// What libtorch is set to, for a GPU.
+    /// Settings of libtorch for a GPU.
     pub(crate) arithmetic: Arithmetic,
     pub(crate) peak_rss_bytes: Option<u64>,
     pub(crate) peak_device_bytes: Option<u64>,
@@ -58,7 +58,7 @@ pub(crate) struct RankResult {
     pub(crate) gpu: Option<String>,
 }
 
-/// What a rank's threads that prepare batches do with no model beside them.
+/// Speed of a rank's threads that prepare batches, without a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct InputAlone {
     pub(crate) threads: usize,
@@ -77,11 +77,11 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Of durations in seconds, of which there is at least one.
-    pub(crate) fn of(seconds: &[f64]) -> Self {
+    /// From at least one duration in seconds.
+    pub(crate) fn from_seconds(seconds: &[f64]) -> Self {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
-        // The smallest value that is at least as large as this share of all values.
+        // The smallest value that is at least as large as `share` of all values.
         let percentile = |share: f64| {
             let rank = (share * sorted.len() as f64).ceil() as usize;
             sorted[rank.clamp(1, sorted.len()) - 1] * 1e3
@@ -99,7 +99,7 @@ impl Plan {
     /// Environment variable with the path of the plan; a rank that has it measures instead of training.
     pub(crate) const VARIABLE: &str = "VIT_BENCH_PLAN";
 
-    /// The plan that the environment names; `None` where this rank is to train.
+    /// The plan that the environment names; `None` if this rank is to train.
     pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
         let Some(path) = std::env::var_os(Self::VARIABLE) else {
             return Ok(None);
@@ -110,7 +110,7 @@ impl Plan {
         Ok(Some(plan))
     }
 
-    /// Writes the plan for the ranks. Gives its path.
+    /// Writes the plan for the ranks. Returns its path.
     pub(crate) fn write(&self) -> Result<PathBuf, TrainError> {
         let path = self.folder.join("plan.json");
         write_json(&path, self).map_err(TrainError::system("failed to write the plan of the benchmark"))?;
@@ -119,17 +119,17 @@ impl Plan {
 
     pub(crate) fn report(&self, result: &RankResult) -> Result<(), TrainError> {
         write_json(&self.result(result.rank), result)
-            .map_err(TrainError::system("failed to write what was measured"))
+            .map_err(TrainError::system("failed to write the measurements"))
     }
 
-    /// The results of all ranks, in their order.
+    /// The results of all ranks, by rank.
     pub(crate) fn results(&self, ranks: u32) -> Result<Vec<RankResult>, TrainError> {
         let read = |rank| {
             let bytes = fs_err::read(self.result(rank))?;
             serde_json::from_slice(&bytes).map_err(std::io::Error::other)
         };
         let results: std::io::Result<Vec<RankResult>> = (0..ranks).map(read).collect();
-        results.map_err(TrainError::system("failed to read what a rank measured"))
+        results.map_err(TrainError::system("failed to read the measurements of a rank"))
     }
 
     fn result(&self, rank: u32) -> PathBuf {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn percentiles_are_values_that_occurred() {
         let seconds: Vec<f64> = (1..=10).rev().map(f64::from).collect();
-        let of_ten = Distribution::of(&seconds);
+        let of_ten = Distribution::from_seconds(&seconds);
         assert_eq!(
             of_ten,
             Distribution {
@@ -158,7 +158,10 @@ mod tests {
                 p99: 10_000.0
             }
         );
-        assert_eq!(Distribution::of(&[0.5]), Distribution::of(&[0.5, 0.5]));
+        assert_eq!(
+            Distribution::from_seconds(&[0.5]),
+            Distribution::from_seconds(&[0.5, 0.5])
+        );
     }
 
     #[test]

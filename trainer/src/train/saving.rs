@@ -1,11 +1,10 @@
-//! Checkpoints during training: when one is taken, and that training does not wait for its writing.
+//! Checkpoints during training: when one is due, and writing without a wait.
 //!
-//! Rank 0 alone writes, or every rank its share; all wait for the write at the end of an epoch and of training. Where every rank
-//! holds the same weights and moments, a writer copies its own; where they are divided it collects the parts, and every rank
-//! takes part in the snapshot. One write is under way at a time. A checkpoint that becomes due meanwhile by
-//! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
-//! end of training wait for it. Rank 0 tells a step ahead that one is due, so that all ranks settle the step whose state it
-//! holds.
+//! Rank 0 alone writes, or every rank its share; all wait for the write at the end of an epoch and
+//! of training. If every rank holds the same weights and moments, a writer copies its own. If they
+//! are sharded, writers collect the parts and every rank takes part in the snapshot. One write runs
+//! at a time: a checkpoint that becomes due meanwhile waits for the first step after it. Rank 0
+//! announces a checkpoint one step ahead, so that all ranks settle the step whose state it holds.
 
 use std::time::Instant;
 
@@ -15,11 +14,11 @@ use super::Trainer;
 use crate::checkpoint::{Cadence, CheckpointFolder, Snapshot, State, Writer, Written};
 use crate::error::TrainError;
 
-/// What a rank that writes saves with.
+/// The checkpoint writer of a rank that has one.
 #[derive(Debug)]
 pub(super) struct Saver {
     writer: Writer,
-    /// Of rank 0, which says when a checkpoint is due.
+    /// Only on rank 0, which decides when a checkpoint is due.
     cadence: Option<Cadence>,
 }
 
@@ -33,7 +32,7 @@ impl Saver {
 }
 
 impl Trainer {
-    /// Whether a checkpoint is due after `step` and can be taken; false on all ranks but rank 0. Tells of a write that has ended.
+    /// Whether rank 0 takes a checkpoint after `step`. Reports a write that has ended.
     pub(super) fn save_is_due_after(&mut self, step: u64) -> Result<bool, TrainError> {
         let Some(saver) = &mut self.saver else {
             return Ok(false);
@@ -41,11 +40,11 @@ impl Trainer {
         let written = saver.writer.poll()?;
         let cadence = saver.cadence.as_ref();
         let is_due = !saver.writer.is_busy() && cadence.is_some_and(|cadence| cadence.is_due(step));
-        self.tell(written);
+        self.report(written);
         Ok(is_due)
     }
 
-    /// Within an epoch: begins to save the state after the step that was settled last.
+    /// Within an epoch: starts saving the state after the step settled last.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         self.observer.turn_to(Activity::Checkpointing);
         self.begin_save()?;
@@ -53,8 +52,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Begins to save the present state. Every rank returns once rank 0 has begun, which may have to wait for the previous
-    /// write first. Ranks that went on would wait in their next step, where their agents kill them if the job is stopped.
+    /// Starts saving the current state. Every rank returns once rank 0 has started. Otherwise ranks
+    /// would wait in their next step, where their agents kill them if the job is stopped.
     pub(super) fn begin_save_together(&mut self) -> Result<(), TrainError> {
         self.observer.turn_to(Activity::Checkpointing);
         self.begin_save()?;
@@ -63,13 +62,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// Copies the present state and begins to write it, once the write before has ended.
+    /// Copies the current state and starts writing it, once the previous write has ended.
     fn begin_save(&mut self) -> Result<(), TrainError> {
         if self.saved == Some(self.position) {
             return Ok(());
         }
         self.saved = Some(self.position);
-        // Before the copy: two at a time would take twice the memory.
+        // Before the copy: two at once would need twice the memory.
         let before = match &mut self.saver {
             Some(saver) => saver.writer.wait()?,
             None => None,
@@ -90,30 +89,30 @@ impl Trainer {
                 cadence.taken(self.position.step);
             }
         }
-        self.tell(before);
+        self.report(before);
         Ok(())
     }
 
-    /// Saves the present state; every rank returns once it is complete.
+    /// Saves the current state; every rank returns once it is complete.
     pub(super) fn save_and_wait(&mut self) -> Result<(), TrainError> {
         self.observer.turn_to(Activity::Checkpointing);
         self.begin_save()?;
         if let Some(saver) = &mut self.saver {
             let written = saver.writer.wait()?;
-            self.tell(written);
+            self.report(written);
         }
         self.world.barrier()
     }
 
-    /// Training has failed: a write under way still ends well.
+    /// Training has failed: a running write is still completed.
     pub(super) fn finish_save_after_failure(&mut self) {
         if let Some(saver) = &mut self.saver {
             let written = saver.writer.wait_after_failure();
-            self.tell(written);
+            self.report(written);
         }
     }
 
-    fn tell(&mut self, written: Option<Written>) {
+    fn report(&mut self, written: Option<Written>) {
         if let Some(written) = written {
             self.observer.checkpoint(&written);
         }

@@ -1,27 +1,27 @@
-//! Which images of a step this rank takes, and in which micro-batches.
+//! The images and micro-batches of a step for this rank.
 
 use contract::{Balance, ModelConfig, RunConfig};
 use serde_json::{Value, json};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::Trainer;
-use super::balance::{Balancer, Change, Cost, Shares, Sizes};
+use super::balance::{Balancer, Cost, ShareChange, Shares, Sizes};
 use super::clock::StepClock;
 use crate::data::{Batch, Batches, Share};
 use crate::distributed::Mesh;
 use crate::error::{TrainError, ranks_in_words};
 use crate::model::{DropSeed, Mode};
 
-/// The stage of ZeRO from which on every micro-batch has collectives of its own.
+/// The ZeRO stage from which every micro-batch has collectives.
 const STAGE_OF_EACH_MICRO_BATCH: u8 = 2;
 
 impl Trainer {
-    /// Images of a step by replica.
+    /// Images of a step, by replica.
     pub(super) fn shares(&self) -> &Shares {
         self.balancer.as_ref().map_or(&self.even, Balancer::shares)
     }
 
-    /// Shares of work that goes on for long: those without replicas that are only measured.
+    /// Shares for long work: without trials of idle replicas.
     pub(super) fn lasting_shares(&self) -> &Shares {
         self.balancer
             .as_ref()
@@ -42,8 +42,8 @@ impl Trainer {
         }
     }
 
-    /// The images of each micro-batch of a step: as few as memory allows, but one at least. Where all ranks take part in each
-    /// they have equally many, so that they do not wait for one another; some may be empty.
+    /// Images per micro-batch of a step, with as few micro-batches as memory allows. If all ranks
+    /// take part in each micro-batch, they have equally many; some may be empty.
     pub(super) fn micro_batches(&self) -> Vec<u64> {
         let replica = self.world.mesh.data.rank;
         let largest = u64::from(self.config.training.micro_batch_size);
@@ -55,7 +55,7 @@ impl Trainer {
         self.shares().micro_batches(replica, count, self.quantum())
     }
 
-    /// The next micro-batch of so many images.
+    /// The next micro-batch, of `images` images.
     pub(super) fn batch_of(&self, images: u64, batches: &mut Batches) -> Result<Batch, TrainError> {
         if images == 0 {
             return Ok(Batch::empty(&self.config.model, self.accelerator.device())?);
@@ -63,7 +63,7 @@ impl Trainer {
         Ok(batches.next()?.expect("the epoch's order holds this step"))
     }
 
-    /// Images that cannot be divided among ranks: a pair that is mixed.
+    /// Images that must stay on one rank: a pair that is mixed.
     fn quantum(&self) -> u64 {
         if self.config.data.augmentation.mixes() {
             2
@@ -72,16 +72,16 @@ impl Trainer {
         }
     }
 
-    /// Passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
-    /// buckets in the order in which gradients become ready; were that left to the first real step, a resumed run
-    /// would add up that step's gradients in another order than the uninterrupted one. Where shares depend on the ranks' speed,
-    /// the others tell it. Emulated devices are calibrated before.
+    /// Passes over blank images, whose gradients are discarded. After the first, the reducer
+    /// rebuilds its buckets in the order in which gradients become ready. Left to the first real
+    /// step, that would sum the gradients of a resumed run in another order. If shares depend on
+    /// speed, later passes measure it. Emulated devices are calibrated first.
     pub(super) fn warm_up(&mut self) -> Result<(), TrainError> {
-        // Two images: the sum over a batch of one is a view, of which the reducer warns.
+        // Two images: the sum over a batch of one is a view, and the reducer warns about it.
         const FEW: u32 = 2;
-        // From fewer, what an image takes is not told from what a pass takes in any case.
+        // Fewer do not separate the time per image from the fixed time of a pass.
         const ENOUGH: u32 = 16;
-        // Of which the fastest counts: what else a machine does may delay one.
+        // The fastest counts: other work on the machine may delay one.
         const TIMED: u32 = 3;
         let micro_batch = self.config.training.micro_batch_size;
         let many = micro_batch.max(FEW);
@@ -91,7 +91,7 @@ impl Trainer {
             self.blank_pass(FEW)?;
             return Ok(());
         }
-        // Untimed, for the reason given above.
+        // Untimed, for the reason above.
         self.blank_pass(many)?;
         self.blank_pass(FEW)?;
         let mut times = Vec::new();
@@ -109,7 +109,7 @@ impl Trainer {
             unreachable!("two sizes")
         };
         let of_replica = long.iter().zip(short);
-        let costs = of_replica.map(|(long, short)| Cost::of([(*many, *long), (*few, *short)]));
+        let costs = of_replica.map(|(long, short)| Cost::from_times([(*many, *long), (*few, *short)]));
         let sizes = Sizes {
             total: self.config.global_batch_size(),
             micro_batch: micro_batch.into(),
@@ -118,16 +118,16 @@ impl Trainer {
         let (balancer, change) = Balancer::new(costs.collect(), sizes, self.position.step);
         self.balancer = Some(balancer);
         if let Some(change) = change {
-            self.tell_shares(self.position.step, &change);
+            self.report_shares(self.position.step, &change);
         }
         Ok(())
     }
 
-    /// Finds out how fast this machine is, which the speeds of emulated devices refer to.
+    /// Measures the speed of this machine, to which the speeds of emulated devices refer.
     fn calibrate(&mut self, sizes: [u32; 2]) -> Result<(), TrainError> {
         let (trained, model) = (&self.trained, &self.config.model);
         let job = computation(&self.config);
-        // After weights have changed, ranks that divide training state gather them in the next forward pass.
+        // After an update, ranks with sharded state gather weights in the next forward pass.
         let together = self.config.parallelism.zero_stage > 0;
         let device = self.accelerator.device();
         let sizes = sizes.map(u64::from);
@@ -138,13 +138,13 @@ impl Trainer {
             })
     }
 
-    /// Seconds that this rank computed, until its last gradient was ready.
+    /// Seconds of compute until this rank's last gradient was ready.
     fn blank_pass(&mut self, images: u32) -> Result<f64, TrainError> {
         let blank = blank(&self.config.model, images.into(), self.accelerator.device())?;
         self.sync.begin()?;
         let mut clock = StepClock::start(self.accelerator.device())?;
-        let arrival = Tensor::zeros([1], (Kind::Double, self.accelerator.device()));
-        self.sync.prepare(arrival)?;
+        let report = Tensor::zeros([1], (Kind::Double, self.accelerator.device()));
+        self.sync.prepare(report)?;
         let mode = Mode::Train(DropSeed::default());
         let logits = self
             .slowdown
@@ -158,8 +158,8 @@ impl Trainer {
         Ok(clock.end(&sync.unwrap_or_default())?.compute())
     }
 
-    /// Takes in what ranks have computed, as they have told with `step`. Every rank changes the same, for the step that is
-    /// launched next.
+    /// Adds the compute times that all ranks got with `step`. Every rank makes the same change, for
+    /// the step launched next.
     pub(super) fn rebalance(&mut self, step: u64, compute_seconds: &[f64]) {
         let mesh = self.world.mesh;
         let Some(balancer) = &mut self.balancer else {
@@ -167,11 +167,11 @@ impl Trainer {
         };
         if let Some(change) = balancer.observe(step, by_replica(&mesh, compute_seconds)) {
             self.shares_changed = true;
-            self.tell_shares(step, &change);
+            self.report_shares(step, &change);
         }
     }
 
-    /// Batches for what is left of the epoch, where `batches` are those of old shares.
+    /// Replaces `batches` of old shares with batches for the rest of the epoch.
     pub(super) fn follow_shares(&mut self, batches: &mut Batches) -> Result<(), TrainError> {
         if self.shares_changed {
             let left_out = self.left_out + batches.left_out();
@@ -181,12 +181,12 @@ impl Trainer {
         Ok(())
     }
 
-    /// Images of this rank left out so far in this epoch, because they cannot be read.
+    /// Images of this rank skipped so far in this epoch because they cannot be read.
     pub(super) fn left_out(&self, batches: &Batches) -> u64 {
         self.left_out + batches.left_out()
     }
 
-    fn tell_shares(&mut self, step: u64, change: &Change) {
+    fn report_shares(&mut self, step: u64, change: &ShareChange) {
         let (mesh, shares) = (self.world.mesh, self.shares().clone());
         let is_idle = |replica| {
             self.balancer
@@ -197,21 +197,21 @@ impl Trainer {
             .filter(|rank| is_idle(mesh.replica_of(*rank)))
             .collect();
         if self.world.is_first() {
-            let Change {
+            let ShareChange {
                 before,
                 seconds: [was, is],
             } = change;
             if self.balancer.as_ref().is_some_and(Balancer::is_trying) {
                 tracing::info!(
-                    "after step {step}: for a few steps images go to ranks that were idle, to measure them again"
+                    "after step {step}: idle ranks get images for a few steps, to measure them again"
                 );
             } else {
                 tracing::info!(
-                    "after step {step}: images of a step by replica are {shares} (before: {before}); the slowest should compute for {is:.3} s (before: {was:.3} s)"
+                    "after step {step}: images per step by replica are now {shares} (was {before}); the slowest should compute for {is:.3} s (was {was:.3} s)"
                 );
                 if !idle.is_empty() {
                     tracing::warn!(
-                        "no images go to {}: with a single one every step would take longer",
+                        "no images go to {}, because even one would slow every step down",
                         ranks_in_words(&idle)
                     );
                 }
@@ -221,7 +221,7 @@ impl Trainer {
     }
 }
 
-/// What of a job decides how long a device computes its forward pass. What ranks do beside is not of the device's speed.
+/// The settings of a job that determine the compute time of a forward pass.
 fn computation(config: &RunConfig) -> Value {
     let mut model = json!(config.model);
     if let Some(fields) = model.as_object_mut() {
@@ -236,14 +236,14 @@ fn computation(config: &RunConfig) -> Value {
     })
 }
 
-/// So many images without content.
+/// `images` blank images.
 fn blank(model: &ModelConfig, images: u64, device: Device) -> Result<Tensor, TchError> {
     let size = i64::from(model.image_size);
     let shape = [images.cast_signed(), model.channels.into(), size, size];
     Tensor::f_zeros(shape, (Kind::Float, device))
 }
 
-/// The longest of the times of the ranks of each replica.
+/// The longest time of the ranks of each replica.
 fn by_replica(mesh: &Mesh, by_rank: &[f64]) -> Vec<f64> {
     let mut longest = vec![0.0_f64; mesh.data.size as usize];
     for (rank, seconds) in (0..).zip(by_rank) {

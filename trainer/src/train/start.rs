@@ -1,4 +1,4 @@
-//! Where a run begins: at the weights it has, or at a checkpoint, and the same on every rank.
+//! Where a run begins: at initial weights or at a checkpoint, the same on every rank.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use crate::distributed::{LostPeer, World};
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
 
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
 
 /// Where a run begins.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) position: Position,
-    /// Whether it is a checkpoint's.
+    /// Whether it comes from a checkpoint.
     pub(super) is_restored: bool,
-    /// How many ranks write checkpoints, the first ones, and what this rank does so with.
+    /// How many ranks write checkpoints, the first ones; the saver of this rank if it is one.
     pub(super) writers: u32,
     pub(super) saver: Option<Saver>,
-    /// Of the checkpoint that rank 0 continues from, as is its folder.
+    /// From the checkpoint that rank 0 continues from, like its folder.
     pub(super) validation: Validation,
     pub(super) resumed_from: Option<PathBuf>,
 }
 
 impl Start {
-    /// Rank 0 takes the folder of checkpoints and reads the newest one if there is one; every rank gets its position, and its
-    /// part of the tensors.
+    /// Rank 0 opens the checkpoint folder and reads the newest checkpoint, if any. Every rank gets
+    /// its position and its part of the tensors.
     pub(super) fn find(
         world: &World,
         config: &RunConfig,
@@ -63,7 +63,7 @@ impl Start {
         let found = restored.as_ref().map(|restored| restored.state.position);
         let told = folder.as_ref().map(|folder| (found, folder.owner().clone()));
         let (found, owner) = loop {
-            if let Some(found) = world.broadcast_value::<Option<Found>>(&told)? {
+            if let Some(found) = world.broadcast_value::<Option<ResumePoint>>(&told)? {
                 break found;
             }
         };
@@ -97,23 +97,23 @@ impl Start {
     }
 }
 
-/// What rank 0 tells the others once it knows: the position that it continues from, and who it is in the folder of checkpoints.
-type Found = (Option<Position>, Owner);
+/// Sent by rank 0: its starting position, and its identity in the checkpoint folder.
+type ResumePoint = (Option<Position>, Owner);
 
-/// Tells the other ranks now and then that rank 0 still reads: their wait for its word times out after ten minutes, and to read a
-/// large checkpoint from slow storage takes longer.
+/// Tells the other ranks now and then that rank 0 is still reading. They time out after ten
+/// minutes, and reading a large checkpoint from slow storage takes longer.
 fn still_reading(world: &World) -> impl FnMut() {
     let mut told = Instant::now();
     move || {
-        if told.elapsed() >= TELL_EVERY {
+        if told.elapsed() >= ANNOUNCE_EVERY {
             told = Instant::now();
-            // What fails here fails again when rank 0 has read all.
-            let _ = world.broadcast_value(&None::<Found>);
+            // An error here recurs when rank 0 has finished reading.
+            let _ = world.broadcast_value(&None::<ResumePoint>);
         }
     }
 }
 
-/// The folder for a rank that writes, given that of rank 0 and who rank 0 is in it. All ranks see the same content.
+/// The checkpoint folder of a rank that writes. All ranks see the same content.
 fn share(
     world: &World,
     config: &RunConfig,
@@ -137,15 +137,15 @@ fn share(
     Ok(joined)
 }
 
-/// What rank 0 continues from.
+/// The checkpoint that rank 0 continues from.
 struct Restored {
     state: State,
     path: PathBuf,
-    /// Of each part.
+    /// By part.
     values: Vec<(Part, Vec<Stored>)>,
 }
 
-/// What rank 0 finds to continue from.
+/// Finds the checkpoint to continue from, on rank 0.
 fn restore(
     folder: &CheckpointFolder,
     run: Run<'_>,
@@ -174,20 +174,20 @@ fn restore(
             let (_, weights) = weights.expect("every checkpoint has weights");
             values.push((Part::Average, weights.clone()));
             tracing::info!(
-                "training.ema is set and the checkpoint has no average of the weights: it starts from the weights"
+                "training.ema is set but the checkpoint has no averaged weights: the average starts from the weights"
             );
         }
         SavedAverage::Unused => {
             tracing::info!(
-                "training.ema is not set: the checkpoint's average of the weights is left out, and new checkpoints have none"
+                "training.ema is not set: the averaged weights of the checkpoint are ignored, and new checkpoints have none"
             );
         }
     }
     Ok(Some(Restored { state, path, values }))
 }
 
-/// A warning where a run continues on other data: to go on with more images is a user's choice, but within an epoch some images
-/// come twice then, and others not at all.
+/// Warns if a run continues on other data. A user may choose to add images, but within an epoch
+/// some images are then used twice and others not at all.
 fn compare_data(state: &State, now: &DataIdentity) {
     let Some(before) = state.data.as_ref().filter(|before| *before != now) else {
         return;
@@ -196,21 +196,21 @@ fn compare_data(state: &State, now: &DataIdentity) {
         format!("training.seed was {} and is {}", before.seed, now.seed)
     } else if before.images != now.images {
         format!(
-            "there were {} training images and are {}",
+            "the number of training images was {} and is {}",
             before.images, now.images
         )
     } else {
-        "the names or labels of images are others".to_owned()
+        "the names or labels of images have changed".to_owned()
     };
     let consequence = if state.position.images_into_epoch > 0 {
-        ": in the rest of this epoch some images come a second time, and others not at all"
+        "; in the rest of this epoch some images are repeated and others skipped"
     } else {
         ""
     };
-    tracing::warn!("the checkpoint was made with other data, {what}{consequence}");
+    tracing::warn!("the checkpoint was made with different data: {what}{consequence}");
 }
 
-/// With the loss scale of fp16 where the run has one.
+/// Adds the loss scale if the run uses fp16.
 fn with_loss_scale(position: Position, config: &RunConfig) -> Position {
     let loss_scale = match config.training.precision {
         Precision::Fp16 => position
@@ -224,7 +224,7 @@ fn with_loss_scale(position: Position, config: &RunConfig) -> Position {
     }
 }
 
-/// Steps of the whole run, given where it stands.
+/// Steps of the whole run, given its position.
 pub(super) fn total_steps(position: Position, epochs: u32, images: u64, batch: u64) -> u64 {
     if position.epoch >= epochs {
         return position.step;

@@ -6,9 +6,9 @@ use tch::{Kind, Tensor};
 use torch_ext::{Measurement, Readback};
 
 use super::Trainer;
-use super::arrival::Arrival;
 use super::clock::StepClock;
-use super::update::Verdict;
+use super::rank_report::RankReport;
+use super::update::StepResult;
 use crate::data::Batches;
 use crate::error::TrainError;
 use crate::evaluation;
@@ -18,23 +18,23 @@ use crate::schedule::{StepSpan, learning_rate};
 
 /// A step that has been launched: the device may still be computing it.
 #[derive(Debug)]
-pub(super) struct Launched {
-    /// Where it is in the run.
+pub(super) struct LaunchedStep {
+    /// Position in the run.
     step: u64,
     epoch: u32,
     learning_rate: f64,
-    /// Images that this rank took, alone or together with others, and in how many micro-batches.
+    /// Images that this rank took, alone or with others, and the number of micro-batches.
     images: u64,
     micro_batches: u32,
-    verdict: Readback,
-    /// Nothing where gradients were not averaged.
+    result: Readback,
+    /// `None` if gradients were not averaged.
     measurement: Option<Measurement>,
     clock: StepClock,
 }
 
-/// What ranks agreed on in a step.
+/// The decisions of all ranks in a step.
 #[derive(Debug)]
-pub(super) struct Settled {
+pub(super) struct SettledStep {
     pub(super) stop: bool,
     /// Whether a checkpoint is to be taken after the step that follows.
     pub(super) save: bool,
@@ -42,8 +42,8 @@ pub(super) struct Settled {
 }
 
 impl Trainer {
-    /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
-    pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
+    /// Launches a step and settles the previous one: the host runs one step ahead of the device.
+    pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<SettledStep>, TrainError> {
         let mut clock = match &self.launched {
             Some(before) => before.clock.following()?,
             None => StepClock::start(self.accelerator.device())?,
@@ -55,18 +55,18 @@ impl Trainer {
         clock.backward()?;
 
         let learning_rate = self.learning_rate();
-        let verdict = Readback::begin(&self.update_weights(learning_rate, &sums)?)?;
+        let result = Readback::begin(&self.update_weights(learning_rate, &sums)?)?;
         self.position.step += 1;
         self.position.images_into_epoch += self.config.global_batch_size();
         clock.optimizer()?;
 
-        let launched = Launched {
+        let launched = LaunchedStep {
             step: self.position.step,
             epoch: self.position.epoch,
             learning_rate,
             images: micro_batches.iter().sum(),
             micro_batches: u32::try_from(micro_batches.len()).expect("a rank's step has few"),
-            verdict,
+            result,
             measurement,
             clock,
         };
@@ -74,36 +74,36 @@ impl Trainer {
         before.map(|before| self.settle_step(before)).transpose()
     }
 
-    /// Waits for the step that was launched last, where it has not been settled.
-    pub(super) fn settle(&mut self) -> Result<Option<Settled>, TrainError> {
+    /// Waits for the step launched last, if it is not settled.
+    pub(super) fn settle(&mut self) -> Result<Option<SettledStep>, TrainError> {
         let launched = self.launched.take();
         launched.map(|launched| self.settle_step(launched)).transpose()
     }
 
     /// Every rank has the same numbers and the same gradients, so every rank decides the same.
-    fn settle_step(&mut self, launched: Launched) -> Result<Settled, TrainError> {
-        let Launched { step, epoch, .. } = launched;
-        let numbers = launched.verdict.wait()?;
-        // What a device has computed without a peer is worth nothing.
+    fn settle_step(&mut self, launched: LaunchedStep) -> Result<SettledStep, TrainError> {
+        let LaunchedStep { step, epoch, .. } = launched;
+        let numbers = launched.result.wait()?;
+        // Results computed without a peer are invalid.
         if let Some(rank) = self.lost.get() {
-            let error = format!("step {step} (epoch {epoch}) was under way");
+            let error = format!("step {step} (epoch {epoch}) was running");
             return Err(TrainError::PeerLost { rank, error });
         }
-        let verdict = Verdict::from_numbers(&numbers, self.position.loss_scale.is_some());
-        self.require_finite(step, epoch, &verdict, self.position.loss_scale)?;
-        let agreed = &verdict.agreed;
+        let result = StepResult::from_numbers(&numbers, self.position.loss_scale.is_some());
+        self.require_finite(step, epoch, &result, self.position.loss_scale)?;
+        let agreed = &result.agreed;
         self.data.train.readable().check(agreed.left_out)?;
         if agreed.images_differ {
             return Err(TrainError::DifferentImages);
         }
-        self.position.updates = verdict.updates;
-        self.position.loss_scale = verdict.loss_scale.and_then(Result::ok);
+        self.position.updates = result.updates;
+        self.position.loss_scale = result.loss_scale.and_then(Result::ok);
         self.position.correct += agreed.correct;
         self.position.counted += agreed.images;
 
         let sync = launched.measurement.map(Measurement::times).transpose()?;
         let phases = launched.clock.end(&sync.unwrap_or_default())?;
-        // Nothing was measured of a rank without images.
+        // A rank without images has no compute time.
         self.compute_seconds = if launched.images > 0 {
             phases.compute()
         } else {
@@ -116,7 +116,7 @@ impl Trainer {
         let report = StepReport {
             step,
             epoch,
-            // Those that it takes together with others count once over them.
+            // Images shared with other ranks count once over all of them.
             images: launched.images as f64 / f64::from(self.config.parallelism.ranks_per_replica()),
             micro_batches: launched.micro_batches,
             phases,
@@ -131,15 +131,15 @@ impl Trainer {
             device: self.device_report()?,
         };
         self.observer.step(&report);
-        Ok(Settled {
+        Ok(SettledStep {
             stop: agreed.stop,
             save: agreed.save,
             report,
         })
     }
 
-    /// Adds up the gradients of this rank's micro-batches. Those of the last one are averaged over the ranks as soon as they
-    /// are ready.
+    /// Sums the gradients of this rank's micro-batches. Those of the last one are averaged over the
+    /// ranks as soon as they are ready.
     fn accumulate_gradients(
         &mut self,
         micro_batches: &[u64],
@@ -171,7 +171,7 @@ impl Trainer {
             clock.forward()?;
 
             if is_last {
-                let arrival = Arrival {
+                let report = RankReport {
                     stop: self.stop.load(Ordering::Relaxed),
                     save: self.save_is_due_after(self.position.step + 2)?,
                     loss_sum: loss_sum.shallow_clone(),
@@ -181,7 +181,7 @@ impl Trainer {
                     disagreement: self.world.mesh.disagreement(digest.clone().finalize()),
                     compute_seconds: self.compute_seconds,
                 };
-                self.sync.prepare(arrival.to_tensor(
+                self.sync.prepare(report.to_tensor(
                     (self.world.rank, self.world.size),
                     self.world.mesh.is_first_of_replica(),
                 ))?;
@@ -197,7 +197,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// What there is to tell of this rank's GPU; `None` on the CPU.
+    /// The state of this rank's GPU; `None` on the CPU.
     fn device_report(&self) -> Result<Option<DeviceReport>, TrainError> {
         let memory_peak_bytes = self.accelerator.peak_bytes()?;
         Ok(memory_peak_bytes.map(|memory_peak_bytes| DeviceReport {
@@ -207,7 +207,7 @@ impl Trainer {
         }))
     }
 
-    /// Determines which branches images drop that come after `done` others of this rank's in this step.
+    /// Seeds the branches that images drop after `done` earlier images of this rank in this step.
     fn drop_seed(&self, done: u64) -> DropSeed {
         DropSeed {
             seed: self.config.training.seed,
@@ -216,11 +216,11 @@ impl Trainer {
         }
     }
 
-    /// The mean loss of so many images divided by this, summed up over a replica's micro-batches and averaged over replicas, is
-    /// the mean loss of the step's images.
+    /// Divisor for the mean loss of `images` images. Summed over the micro-batches of a replica and
+    /// averaged over replicas, the quotients give the mean loss of the step.
     fn parts_of_mean(&self, images: u64) -> f64 {
-        let alike = images.max(1) * u64::from(self.world.mesh.data.size);
-        self.config.global_batch_size() as f64 / alike as f64
+        let weight = images.max(1) * u64::from(self.world.mesh.data.size);
+        self.config.global_batch_size() as f64 / weight as f64
     }
 
     /// Learning rate of the next step.
@@ -230,7 +230,7 @@ impl Trainer {
         learning_rate(&training.schedule, peak, training.epochs, self.span_of_step())
     }
 
-    /// Where the next step lies in the run.
+    /// Position of the next step in the run.
     fn span_of_step(&self) -> StepSpan {
         let epochs =
             |images: u64| f64::from(self.position.epoch) + images as f64 / self.data.train.len() as f64;

@@ -1,4 +1,4 @@
-//! Gradients averaged over the ranks, with what the ranks tell each other beside them.
+//! Gradients averaged over the ranks, together with the ranks' reports.
 
 use std::fmt::Debug;
 use std::rc::Rc;
@@ -6,24 +6,24 @@ use std::rc::Rc;
 use tch::Tensor;
 use torch_ext::{Error, Measurement, Reducer, Sharded};
 
-/// How gradients of all ranks become the mean that each rank's optimizer takes, or its part of it.
+/// Averages gradients over all ranks for the optimizer of each rank, whole or sharded.
 pub(super) trait GradientSync: Debug {
     /// Before the first micro-batch of a step.
     fn begin(&mut self) -> Result<(), Error>;
-    /// Before the backward pass of the last one; `arrival` is added up over the ranks beside it.
-    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error>;
-    /// After it: the sums of the arrival, and what was measured.
+    /// Before the backward pass of the last one; `report` is summed over the ranks during it.
+    fn prepare(&mut self, report: &Tensor) -> Result<(), Error>;
+    /// After it: the sums of the reports, and the measured times.
     fn finish(&mut self) -> Result<(Tensor, Measurement), Error>;
 }
 
-/// Every rank has all gradients, and gets the mean of all.
+/// Every rank has whole gradients and gets the whole mean.
 impl GradientSync for Reducer {
     fn begin(&mut self) -> Result<(), Error> {
         Self::begin(self)
     }
 
-    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
-        Self::prepare(self, arrival)
+    fn prepare(&mut self, report: &Tensor) -> Result<(), Error> {
+        Self::prepare(self, report)
     }
 
     fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
@@ -37,8 +37,8 @@ impl GradientSync for Rc<Sharded> {
         Sharded::begin(self)
     }
 
-    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
-        Sharded::prepare(self, arrival)
+    fn prepare(&mut self, report: &Tensor) -> Result<(), Error> {
+        Sharded::prepare(self, report)
     }
 
     fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
@@ -46,13 +46,13 @@ impl GradientSync for Rc<Sharded> {
     }
 }
 
-/// A [`GradientSync`] that can be left out, to measure what it costs.
+/// A [`GradientSync`] that can be switched off, to measure its cost.
 #[derive(Debug)]
 pub(super) struct StepSync {
     ranks: Box<dyn GradientSync>,
-    /// Without it a step takes this rank's own gradients and numbers.
+    /// If off, a step uses this rank's own gradients and numbers.
     pub(super) is_on: bool,
-    arrival: Tensor,
+    report: Tensor,
 }
 
 impl StepSync {
@@ -60,7 +60,7 @@ impl StepSync {
         Self {
             ranks: Box::new(ranks),
             is_on: true,
-            arrival: Tensor::new(),
+            report: Tensor::new(),
         }
     }
 
@@ -70,20 +70,20 @@ impl StepSync {
     }
 
     /// See [`GradientSync::prepare`].
-    pub(super) fn prepare(&mut self, arrival: Tensor) -> Result<(), Error> {
-        self.arrival = arrival;
+    pub(super) fn prepare(&mut self, report: Tensor) -> Result<(), Error> {
+        self.report = report;
         if self.is_on {
-            self.ranks.prepare(&self.arrival)?;
+            self.ranks.prepare(&self.report)?;
         }
         Ok(())
     }
 
-    /// See [`GradientSync::finish`]; nothing is measured where gradients were not averaged.
+    /// See [`GradientSync::finish`]; no measurement if gradients were not averaged.
     pub(super) fn finish(&mut self) -> Result<(Tensor, Option<Measurement>), Error> {
         if self.is_on {
             let (sums, measurement) = self.ranks.finish()?;
             return Ok((sums, Some(measurement)));
         }
-        Ok((self.arrival.shallow_clone(), None))
+        Ok((self.report.shallow_clone(), None))
     }
 }

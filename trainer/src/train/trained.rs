@@ -1,4 +1,4 @@
-//! What is trained, and every tensor of it that a checkpoint holds.
+//! The trained model, and all its tensors that a checkpoint holds.
 
 use contract::{CheckpointWriters, RunConfig};
 use tch::{Device, Tensor};
@@ -24,7 +24,7 @@ pub(super) struct Trained {
 }
 
 impl Trained {
-    /// At random weights, or at rank 0's pretrained ones if the configuration names some.
+    /// With random weights, or with rank 0's pretrained ones if the configuration has some.
     pub(super) fn new(
         config: &RunConfig,
         device: Device,
@@ -58,7 +58,7 @@ impl Trained {
         self.precision.forward(&self.model, images_bchw, mode)
     }
 
-    /// Every tensor that training goes on from.
+    /// Every tensor of the training state.
     pub(super) fn state(&self) -> TrainingState {
         let average = |average: &Average| self.weights.name(average.weights());
         let always = [
@@ -70,7 +70,8 @@ impl Trained {
     }
 }
 
-/// The pretrained weights to start from, by parameter. Not where a checkpoint will replace them: the file may be gone by then.
+/// The pretrained weights, by parameter. `None` if a checkpoint replaces them: the file may be
+/// gone.
 fn pretrained(
     config: &RunConfig,
     model: &VisionTransformer,
@@ -84,12 +85,12 @@ fn pretrained(
     Ok(Some(values))
 }
 
-/// Handles to every tensor that training goes on from, by the file that a checkpoint has it in.
+/// Handles to every tensor of the training state, by checkpoint file.
 #[derive(Debug)]
 pub(super) struct TrainingState(Vec<(Part, Vec<StateTensor>)>);
 
 impl TrainingState {
-    /// What a checkpoint that fits holds.
+    /// The tensors that a matching checkpoint holds.
     pub(super) fn expected(&self) -> Vec<Expected> {
         let shape = |tensor: &StateTensor| (tensor.name.clone(), tensor.division.shape().to_vec());
         let parts = self.0.iter().map(|(part, tensors)| Expected {
@@ -99,7 +100,7 @@ impl TrainingState {
         parts.collect()
     }
 
-    /// How many of so many ranks write checkpoints of it.
+    /// How many of `ranks` ranks write checkpoints of this state.
     pub(super) fn writers(&self, writers: CheckpointWriters, ranks: u32) -> u32 {
         let model = self.0.iter().filter(|(part, _)| *part == Part::Model);
         let parameters = model
@@ -108,7 +109,7 @@ impl TrainingState {
         writers.count(parameters.sum(), ranks)
     }
 
-    /// Whole copies in host memory of what this rank writes, one of the first `writers`.
+    /// Whole copies in host memory of what this rank writes as one of the first `writers`.
     pub(super) fn collect(&self, world: &World, writers: u32) -> Result<Vec<(Part, Named)>, TrainError> {
         let tensors = self.0.iter().flat_map(|(_, tensors)| tensors);
         let numels: Vec<u64> = tensors
@@ -127,7 +128,7 @@ impl TrainingState {
         Ok(files)
     }
 
-    /// Gives every rank its part of rank 0's `values` of a checkpoint.
+    /// Gives every rank its part of the `values` of a checkpoint that rank 0 has.
     pub(super) fn spread(
         &self,
         world: &World,

@@ -1,16 +1,16 @@
-//! From averaged gradients to new weights, or to the reason why there are none. Whether a step is taken is decided on the
-//! device: the host hears of it a step later.
+//! From averaged gradients to new weights, or to the reason for a skipped step. The device decides
+//! whether to take a step; the host learns it one step later.
 
 use tch::{Device, Kind, Tensor};
 
 use super::Trainer;
-use super::arrival::{Agreed, Arrival};
+use super::rank_report::{RankReport, ReducedReport};
 use crate::checkpoint::Position;
 use crate::error::TrainError;
 use crate::loss_scale::{self, AtMinimum, DeviceLossScale, LossScale};
 use crate::optim::gate;
 
-/// What decides of steps, and is changed by them, on the device.
+/// Device state that decides on steps and changes with them.
 #[derive(Debug)]
 pub(super) struct Updates {
     /// Steps that changed the weights: a float scalar.
@@ -29,7 +29,7 @@ impl Updates {
         }
     }
 
-    /// What a micro-batch's mean loss becomes for its backward pass, of which the mean of the step has so many parts.
+    /// Scales the mean loss of a micro-batch for its backward pass and divides it by `parts`.
     pub(super) fn scaled(&self, loss: Tensor, parts: f64) -> Tensor {
         let part = loss / parts;
         match &self.loss_scale {
@@ -39,21 +39,23 @@ impl Updates {
     }
 }
 
-/// What became of a step, as the host reads it later.
+/// The result of a step, as the host reads it later.
 #[derive(Debug)]
-pub(super) struct Verdict {
-    /// Of the gradients, before clipping.
+pub(super) struct StepResult {
+    /// Norm of the gradients before clipping.
     pub(super) norm: f64,
     pub(super) is_taken: bool,
     pub(super) updates: u64,
     pub(super) loss_scale: Option<Result<LossScale, AtMinimum>>,
-    pub(super) agreed: Agreed,
+    pub(super) agreed: ReducedReport,
 }
 
-impl Verdict {
-    /// Reads what [`Trainer::update_weights`] gives.
+impl StepResult {
+    /// Reads the numbers that [`Trainer::update_weights`] returns.
     pub(super) fn from_numbers(numbers: &[f64], has_loss_scale: bool) -> Self {
-        let (first, rest) = numbers.split_first_chunk().expect("a verdict has these numbers");
+        let (first, rest) = numbers
+            .split_first_chunk()
+            .expect("a step result has these numbers");
         let [norm, is_taken, updates] = *first;
         let (loss_scale, sums) = if has_loss_scale {
             let (scale, sums) = rest
@@ -68,14 +70,14 @@ impl Verdict {
             is_taken: is_taken > 0.0,
             updates: updates as u64,
             loss_scale,
-            agreed: Agreed::from_sums(sums),
+            agreed: ReducedReport::from_sums(sums),
         }
     }
 }
 
 impl Trainer {
-    /// Changes the weights with the gradients that the backward pass has left, or leaves them as they are where gradients or
-    /// losses are no finite numbers. `sums` are those of the ranks' arrivals. Gives the numbers of a [`Verdict`].
+    /// Updates the weights, or keeps them if a gradient or loss is not finite. `sums` are the
+    /// summed reports of all ranks. Returns the numbers of a [`StepResult`].
     pub(super) fn update_weights(&mut self, learning_rate: f64, sums: &Tensor) -> Result<Tensor, TrainError> {
         let Updates { count, loss_scale } = &mut self.updates;
         let gradients = self.trained.weights.gradients()?;
@@ -86,7 +88,7 @@ impl Trainer {
         }
         let is_finite = norm
             .isfinite()
-            .logical_and(&Arrival::is_finite(sums).to_device(norm.device()));
+            .logical_and(&RankReport::is_finite(sums).to_device(norm.device()));
         let limits = [
             self.config.training.clip_grad_norm,
             self.trained.optimizer.gradient_norm_limit(),
@@ -102,9 +104,8 @@ impl Trainer {
         if let Some(average) = &self.trained.average {
             average.update(&self.trained.weights, self.position.step + 1)?;
         }
-        let verdict =
-            Tensor::stack(&[&norm, &is_finite.to_kind(Kind::Float), count], 0).to_kind(Kind::Double);
-        let mut numbers = vec![verdict];
+        let result = Tensor::stack(&[&norm, &is_finite.to_kind(Kind::Float), count], 0).to_kind(Kind::Double);
+        let mut numbers = vec![result];
         if let Some(scale) = loss_scale {
             scale.update(&is_finite.logical_not(), &self.config.training.loss_scale);
             numbers.push(scale.numbers());
@@ -113,29 +114,29 @@ impl Trainer {
         Ok(Tensor::cat(&numbers, 0))
     }
 
-    /// An error on every rank where the loss of some is no finite number, or gradients are none in a format in which that ends
-    /// the run. With fp16 a step whose gradients overflow is skipped. `before` is the loss scale that the step had.
+    /// Fails on every rank if a loss is not finite, or gradients that must be. With fp16, a step
+    /// whose gradients overflow is skipped. `before` is the loss scale that the step had.
     pub(super) fn require_finite(
         &self,
         step: u64,
         epoch: u32,
-        verdict: &Verdict,
+        result: &StepResult,
         before: Option<LossScale>,
     ) -> Result<(), TrainError> {
-        let Verdict { agreed, norm, .. } = verdict;
+        let StepResult { agreed, norm, .. } = result;
         if !agreed.not_finite.is_empty() {
             let ranks = agreed.not_finite.clone();
             return Err(TrainError::LossNotFinite { step, epoch, ranks });
         }
-        if verdict.is_taken {
+        if result.is_taken {
             return Ok(());
         }
         let (norm, loss) = (*norm, agreed.loss);
-        match (before, verdict.loss_scale) {
+        match (before, result.loss_scale) {
             (Some(before), Some(Ok(scale))) => {
                 if self.world.is_first() {
                     tracing::info!(
-                        "step {step} is skipped: gradients overflow fp16 at loss scale {}; the next one tries {} (hysteresis {}, {} skipped so far)",
+                        "skipping step {step}: gradients overflow fp16 at loss scale {}; the next step uses {} (hysteresis {}, {} skipped so far)",
                         before.scale,
                         scale.scale,
                         scale.hysteresis,

@@ -1,4 +1,4 @@
-//! The agent as a pod runs it: environment in, HTTP and a termination record out.
+//! The agent as it runs in a pod: environment in, HTTP and a termination record out.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -25,7 +25,7 @@ on_each_device!(
     a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up,
 );
 
-/// Of two ranks on noise, for so many epochs of eight steps.
+/// Two ranks on noise, for this many epochs of eight steps.
 pub(crate) fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
     let manifest = "apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob
@@ -47,7 +47,7 @@ spec:
     let job = serde_saphyr::from_str(manifest).expect("a manifest");
     let config = crds::validate(&job).expect("a sound manifest").run_config;
     let mut config = serde_json::to_value(config).expect("serializes");
-    // More than a manifest may ask for.
+    // More than a manifest may have.
     config["training"]["epochs"] = json!(epochs);
     config["checkpoint"]["path"] = json!(folder.join("checkpoints"));
     config["device"] = json!(Device::current().in_manifest());
@@ -70,7 +70,7 @@ impl Agent {
         Self::start_through(Command::new(TRAINER), folder, config)
     }
 
-    /// Starts it by a command that takes its arguments.
+    /// Starts it by a command to which its arguments are added.
     fn start_through(mut command: Command, folder: &Path, config: &serde_json::Value) -> Self {
         let file = folder.join("run.json");
         fs_err::write(&file, config.to_string()).expect("writes");
@@ -98,7 +98,7 @@ impl Agent {
         }
     }
 
-    /// Body of an answer with status 200.
+    /// Body of a response with status 200.
     fn get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.http_port)).ok()?;
         write!(
@@ -116,7 +116,7 @@ impl Agent {
         serde_json::from_str(&self.get("/heartbeats")?).ok()
     }
 
-    /// Whether the agent answers and all its ranks are so.
+    /// Whether the agent answers and `holds` is true of all its ranks.
     fn all_ranks(&self, holds: impl Fn(&Heartbeat) -> bool) -> bool {
         self.heartbeats()
             .is_some_and(|heartbeats| heartbeats.ranks.iter().all(holds))
@@ -192,7 +192,7 @@ fn never_resuming_continues_the_same_job_alone() {
     config["job"]["uid"] = json!("6f0c2b9e");
     let (code, _) = Agent::start(folder.path(), &config).finish();
     assert_eq!(code, Some(0));
-    // A later attempt of the same job: it finds all epochs done.
+    // A later attempt of the same job finds all epochs done.
     let (code, record) = Agent::start(folder.path(), &config).finish();
     assert_eq!((code, record.failure), (Some(0), None));
 
@@ -283,7 +283,7 @@ fn a_gpu_that_cannot_be_used_is_a_fault_of_the_node_or_of_the_image() {
                 .into()
         )
     );
-    // The tests' libtorch is one for CPUs.
+    // The tests' libtorch is a CPU build.
     for device in ["auto", "cuda"] {
         let (class, message) = failure(device, &["nvidiactl", "nvidia0", "nvidia1"]);
         assert_eq!(class, FailureClass::BadConfig, "{message}");
@@ -334,7 +334,7 @@ fn ranks_that_wait_for_one_that_is_gone_are_given_up_when_they_are_told_to_stop(
     given_up_after(|_| {});
 }
 
-/// Of a checkpoint that was begun before the last step, training has not heard that it is written.
+/// Training does not yet know that a checkpoint begun before the last step is written.
 #[test]
 fn a_rank_that_has_written_its_checkpoint_meanwhile_is_given_up_too() {
     given_up_after(|config| config["checkpoint"]["everySteps"] = json!(1));
@@ -346,7 +346,7 @@ fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
     let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
     await_condition("steps", || agent.all_ranks(trains));
     let storage = HangingStorage::begin(&folder.path().join("checkpoints"));
-    // Rank 0 cannot begin the checkpoint of an epoch before that of the epoch before is written.
+    // Rank 0 cannot start an epoch's checkpoint before the previous one is written.
     await_condition("ranks that wait", || {
         agent.all_ranks(|rank| rank.idle_seconds > 1.0)
     });
@@ -354,7 +354,7 @@ fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
         .step
         .expect("a step");
     agent.signal(Signal::SIGTERM);
-    // Longer than a rank may take for a step when it is told to stop.
+    // Longer than a rank may take for a step after a request to stop.
     await_condition("an agent that is patient", || {
         agent.all_ranks(|rank| rank.idle_seconds > 11.0) || agent.has_ended()
     });
@@ -371,12 +371,12 @@ fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
 fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1_000_000);
-    // At the end of an epoch ranks wait for storage as long as it takes, and for each other.
+    // At the end of an epoch, ranks wait for storage and for each other without a limit.
     config["data"]["syntheticImages"] = json!(200_000);
     change(&mut config);
     let agent = Agent::start(folder.path(), &config);
     await_condition("steps", || agent.all_ranks(trains));
-    // Its connections stay open, and nothing comes: what a node that loses power leaves to the others.
+    // Its connections stay open but silent, as after a power loss of a node.
     kill(rank_process(&agent.child, 1), Signal::SIGSTOP).expect("signals");
     agent.signal(Signal::SIGTERM);
     let (code, record) = agent.finish();
@@ -384,18 +384,18 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     let failure = record.failure.expect("a failure");
     assert_eq!(failure.class, FailureClass::PeerLost);
     assert!(
-        failure.message.contains("was told to stop and could not"),
+        failure.message.contains("did not stop when asked to"),
         "{}",
         failure.message
     );
-    // Before it was given up, the rank that still ran wrote down what it was in; the stopped one could not.
+    // Before it was killed, the running rank recorded its collectives; the stopped one could not.
     let records = folder.path().join("checkpoints/flight-recorder");
     let text = fs_err::read_to_string(records.join("attempt-4-rank-0.json")).expect("a record");
     let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((&record["rank"], &record["attempt"]), (&json!(0), &json!(4)));
     assert_eq!(record["toldToStop"], json!(true));
     assert!(record["idleSeconds"].as_f64() >= Some(5.0) && record["step"].as_u64() >= Some(3));
-    // It hangs in a collective, or in the messages by which ranks tell that they have come to the end of one.
+    // It hangs in a collective, or in the messages by which ranks report its end.
     let [begun, ended] = ["begun", "ended"].map(|count| record["messages"][count].as_u64());
     assert!(Some(0) < ended && ended <= begun, "{text}");
     let (library, has_ended) = match Device::current() {
@@ -420,10 +420,10 @@ fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
     let mut config = run_config(folder.path(), 1_000_000);
     (config["nodes"], config["ranksPerNode"]) = (json!(2), json!(1));
     let agent = Agent::start(folder.path(), &config);
-    // Nobody reads its reports: there is room for many more than it sends here.
+    // Nobody reads its reports: they fit into the socket.
     let mut peer = Rank::start(folder.path(), 4, 1, 2, agent.coordinator_port);
     await_condition("steps", || agent.all_ranks(trains));
-    // Its main thread alone stops, as one does that waits for a GPU.
+    // Only its main thread stops, like one that waits for a GPU.
     let stuck = rank_process(&agent.child, 0);
     ptrace::attach(stuck).expect("attaches");
     assert_eq!(
@@ -432,7 +432,7 @@ fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
     );
     peer.child.kill().expect("kills");
     peer.child.wait().expect("ends");
-    // Who traces a process hears of its end before its parent does.
+    // A tracer learns of the end before the parent.
     let end = waitpid(stuck, None);
     assert!(
         matches!(end, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))),
@@ -443,7 +443,7 @@ fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
     assert_eq!((code, failure.class), (Some(75), FailureClass::PeerLost));
     assert_eq!(
         failure.message,
-        "rank 1 is lost, and rank 0 waited for it and could not end by itself"
+        "rank 1 is lost, and rank 0 was stuck waiting for it"
     );
 }
 
@@ -451,7 +451,7 @@ fn trains(rank: &Heartbeat) -> bool {
     rank.activity == Activity::Training && rank.step >= Some(3)
 }
 
-/// The process of a rank of this agent.
+/// The process of one of this agent's ranks.
 fn rank_process(agent: &Child, rank: u32) -> Pid {
     let pid = agent.id();
     let children = fs_err::read_dir(format!("/proc/{pid}/task"))

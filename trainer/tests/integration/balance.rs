@@ -1,4 +1,4 @@
-//! Ranks that are not alike, and take as much of a step as they are fast.
+//! Ranks of different speeds, with images in proportion to their speed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ const SGD: &str = "name: sgd, momentum: 0.9";
 const LAMB: &str = "name: lamb, epsilon: 1e-4";
 const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
 
-/// Ten steps of 48 images, in pairs that are mixed.
+/// Ten steps of 48 images, mixed in pairs.
 fn job(optimizer: &'static str, parallelism: &'static str) -> Job {
     let mut job = Job::new(480);
     job.model =
@@ -32,7 +32,7 @@ fn job(optimizer: &'static str, parallelism: &'static str) -> Job {
     job
 }
 
-/// Weights, and accuracies on the way: sums are rounded in another order, which one image may be sensitive to.
+/// Compares weights, and accuracies on the way: another order of sums may change one image.
 #[track_caller]
 fn assert_same(found: &Job, expected: &Job, story: &str) {
     assert_close(found, expected, story);
@@ -46,7 +46,7 @@ fn assert_same(found: &Job, expected: &Job, story: &str) {
     }
 }
 
-/// Ranks of such speeds, of which `together` compute a model together.
+/// Ranks of these speeds; groups of `together` compute a model together.
 fn weigh(job: &mut Job, speeds: &str, together: u32) {
     job.training = "balance: Weighted; clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
     job.nodes = u32::try_from(speeds.split(',').count()).expect("a few");
@@ -55,7 +55,7 @@ fn weigh(job: &mut Job, speeds: &str, together: u32) {
         job.arguments = vec!["--speeds".into(), speeds.into()];
         return;
     }
-    // Many times what an operator takes, however slow.
+    // Many times the duration of any operator.
     let is_slow = |speed: &str| speed.parse::<f64>().expect("a number") < 0.2;
     job.gpus.slow = speeds
         .split(',')
@@ -63,7 +63,7 @@ fn weigh(job: &mut Job, speeds: &str, together: u32) {
         .collect();
 }
 
-/// Images of a step by replica, as they were decided one after the other.
+/// Images per step by replica, in the order of decisions.
 fn shares(job: &Job) -> Vec<Vec<u64>> {
     let images = |record: &Value| serde_json::from_value(record["images"].clone()).expect("numbers");
     job.log("shares").iter().map(images).collect()
@@ -76,7 +76,7 @@ fn what_slow_ranks_cost_is_logged() {
         job.nodes = u32::try_from(speeds.split(',').count()).expect("a few");
         job.arguments = vec!["--speeds".into(), speeds.into()];
         job.run_well();
-        // Of all steps: the last line may be about a single one.
+        // Of all steps: the last line may cover a single one.
         let (mut steps, mut sum) = (0.0, 0.0);
         for line in job.log("train") {
             let of_line = line["steps"].as_f64().expect("a number");
@@ -87,8 +87,8 @@ fn what_slow_ranks_cost_is_logged() {
         }
         (steps > 0.0).then_some(sum / steps)
     };
-    // Where a rank takes five times as long as the others, nearly all of that is waited for. All are so slow that a busy machine
-    // adds little to what they take.
+    // If one rank needs five times as long as the others, they wait for almost all of that. All are
+    // so slow that a busy machine hardly changes their times.
     assert!(slowdown("0.02,0.004,0.02").is_some_and(|slowdown| (2.5..5.5).contains(&slowdown)));
     assert!(slowdown("0.02,0.02,0.02").is_some_and(|slowdown| (1.0..1.5).contains(&slowdown)));
     assert_eq!(slowdown("0.2"), None, "one rank waits for nobody");
@@ -121,7 +121,7 @@ fn ranks_of_unlike_speed_train_what_one_rank_trains() {
         let mut alone = job(optimizer, "{}");
         (alone.nodes, alone.accumulation, alone.device) = (1, 6, Device::Cpu);
         alone.run_well();
-        // Ranks on slow simulated GPUs take as long as the slowest.
+        // Ranks on slow simulated GPUs wait for the slowest.
         let count = match Device::current() {
             Device::Cpu => cases.len(),
             Device::SimulatedGpus => 1,
@@ -148,7 +148,7 @@ fn ranks_of_unlike_speed_train_what_one_rank_trains() {
     }
 }
 
-/// Tells another thread when it is dropped, also in a panic.
+/// Notifies another thread when dropped, also in a panic.
 #[derive(Default)]
 struct IsOver(Arc<AtomicBool>);
 
@@ -176,7 +176,7 @@ fn a_rank_that_becomes_slow_gives_images_away_in_the_middle_of_an_epoch() {
         let is_over = IsOver::default();
         let ends = Arc::clone(&is_over.0);
         scope.spawn(move || {
-            // Most of the time it stands still.
+            // Stopped most of the time.
             while !ends.load(Ordering::Relaxed) {
                 for (signal, milliseconds) in [(Signal::SIGSTOP, 15), (Signal::SIGCONT, 5)] {
                     kill(slow, signal).expect("signals");
@@ -189,7 +189,7 @@ fn a_rank_that_becomes_slow_gives_images_away_in_the_middle_of_an_epoch() {
     running.ends(0, &[]);
     let decided = &weighted.log("shares")[known + gives_away().expect("it did")];
     let step = decided["step"].as_u64().expect("a step");
-    // Ten steps make one.
+    // An epoch has ten steps.
     assert!(
         (1..=8).contains(&(step % 10)),
         "{step} is in the middle of an epoch"

@@ -54,7 +54,7 @@ fn runs_with_one_calibration_emulate_the_same_devices() {
     let seconds = |field: &str| measured[0]["forward"][field].as_f64().expect("seconds");
     assert!(seconds("imageSeconds") > 0.0, "{measured}");
 
-    // The next run takes what the file says: forward passes of 50 ms, so 150 ms more for both passes at half the speed.
+    // The next run uses the file: passes of 50 ms, so 150 ms more for both passes at half speed.
     measured[0]["forward"] = json!({"fixedSeconds": 0.05, "imageSeconds": 0.0});
     fs_err::write(&file, measured.to_string()).expect("writes");
     let output = run(path);
@@ -72,7 +72,7 @@ fn runs_with_one_calibration_emulate_the_same_devices() {
     fs_err::write(&file, "half a fi").expect("writes");
     for (path, said) in [
         (path, "is not a calibration file ("),
-        ("/nowhere/calibration.json", "its folder is not there"),
+        ("/nowhere/calibration.json", "its folder does not exist"),
     ] {
         let output = run(path);
         let told = String::from_utf8_lossy(&output.stderr);
@@ -81,7 +81,7 @@ fn runs_with_one_calibration_emulate_the_same_devices() {
 }
 
 fn two_ranks_measure_their_steps() {
-    // More steps than an epoch has, through a launcher, in JSON.
+    // More steps than an epoch has, through a launcher, as JSON.
     let output = bench(&[
         "--pairs",
         "2",
@@ -107,7 +107,7 @@ fn two_ranks_measure_their_steps() {
     let sum: f64 = ranks.iter().map(|rank| number(&rank["images_per_second"])).sum();
     assert!(ranks.len() == 2 && (number(&result["images_per_second"]) / sum - 1.0).abs() < 1e-9);
     for rank in ranks {
-        // The phases are the step, but for the report at its end.
+        // The phases make up the step, except for its final report.
         let phases: f64 = rank["phases"]
             .as_object()
             .expect("phases")
@@ -141,7 +141,7 @@ fn told_to_stop_it_ends_with_all_its_processes_and_measures_nothing() {
     let mut bench = Command::new(TRAINER)
         .arg("bench")
         .args(SMALL)
-        // Hours of them.
+        // Enough for hours.
         .args(["--steps", "100000000"])
         .stderr(Stdio::piped())
         .spawn()
@@ -149,7 +149,7 @@ fn told_to_stop_it_ends_with_all_its_processes_and_measures_nothing() {
     let pid = i32::try_from(bench.id()).expect("a process id");
     await_condition("the start of the ranks", || {
         let ranks = descendants(pid).into_iter();
-        // It begins right before the first step.
+        // This thread starts right before the first step.
         ranks.filter(|process| has_thread(*process, "watchdog")).count() == 2
     });
     let processes = descendants(pid);
@@ -166,7 +166,7 @@ fn told_to_stop_it_ends_with_all_its_processes_and_measures_nothing() {
     let output = bench.wait_with_output().expect("ends");
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), left), (Some(143), vec![]), "{told}");
-    assert!(told.contains("told to stop: nothing was measured"), "{told}");
+    assert!(told.contains("stopped: nothing was measured"), "{told}");
 }
 
 #[test]
@@ -195,7 +195,8 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
     let output = bench(&["--bucket-megabytes", "1", "--set", "workers.nodes=1"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.code() == Some(2) && told.contains("gradients for the same weights: needs 2 or more"),
+        output.status.code() == Some(2)
+            && told.contains("needs 2 or more ranks with gradients for the same weights"),
         "{told}"
     );
 
@@ -208,7 +209,7 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
     );
 }
 
-/// Two network namespaces, numbered 0 and 1, joined by a link; they go when it is dropped. Needs root.
+/// Two network namespaces, numbered 0 and 1, joined by a link until dropped. Needs root.
 struct Link {
     prefix: String,
 }
@@ -216,7 +217,7 @@ struct Link {
 impl Link {
     const ADDRESSES: &str = "10.79.0.1,10.79.0.2";
 
-    /// Which carries so much in each direction.
+    /// A link of this bandwidth in each direction.
     fn new(megabits_per_second: u32) -> Self {
         let link = Self {
             prefix: format!("vit-bench-{}-", std::process::id()),
@@ -277,7 +278,7 @@ fn run(program: &str, arguments: &[&str]) {
 
 #[test]
 fn buckets_tell_what_a_link_carries() {
-    // So slow that a busy machine adds little to what it takes.
+    // So slow that a busy machine hardly changes it.
     let link = Link::new(50);
     let launcher = format!("ip netns exec {}{{node}}", link.prefix);
     let output = bench(&[
@@ -303,16 +304,16 @@ fn buckets_tell_what_a_link_carries() {
     );
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number in {buckets}"));
     let rate = number(&buckets["sizes"][1]["bus_gigabits_per_second"]);
-    // Never more than the link carries; headers and waiting take some of it.
+    // Never above the link's bandwidth; headers and waiting use some of it.
     assert!((0.03..=0.0503).contains(&rate), "{buckets}");
     let share = number(&buckets["sizes"][1]["share_of_link"]);
     assert!((share - rate / 0.05).abs() < 1e-9, "{buckets}");
-    // Waiting for a processor makes small buckets slower than the link does.
+    // Waiting for a processor slows small buckets more than the link does.
     let fitted = number(&buckets["link"]["gigabitsPerSecond"]);
     assert!((0.03..=0.075).contains(&fitted), "{buckets}");
 }
 
-/// Every way to change the weights, with all that may be in a step.
+/// Every optimizer, with every option of a step.
 fn no_step_makes_the_host_wait() {
     let augmentation = "data.augmentation={mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, horizontalFlip: 0.5, \
                         randomResizedCrop: {minScale: 0.08}, randAugment: rand-m9-mstd0.5-inc1}";
@@ -401,7 +402,7 @@ spec:
     let seconds: f64 = names.iter().map(|stage| 1.0 / number(&stages[stage])).sum();
     let all = number(&stages["all"]);
     assert!((seconds * all - 1.0).abs() < 1e-6, "{input}");
-    // A thread does one thing at a time; `finish` is another thread's.
+    // A thread does one thing at a time; `finish` is in another thread.
     for rank in result["ranks"].as_array().expect("ranks") {
         let input = &rank["input"];
         let stages = input["seconds_per_image"].as_object().expect("stages");
@@ -411,7 +412,7 @@ spec:
     }
     let alone = number(&input["images_per_second"]);
     let needed = number(&input["needed_images_per_second"]);
-    // The clocks of ranks start apart.
+    // The clocks of ranks start at different times.
     assert!(needed > 0.9 * number(&result["images_per_second"]), "{result}");
     let limit = if alone < needed { "input" } else { "step" };
     assert_eq!(input["limit"], limit);
@@ -436,7 +437,7 @@ fn a_trace_holds_one_step_of_rank_0() {
         let is_it = |event: &&Value| event["name"] == name && event["ph"] == "X";
         events.iter().filter(is_it).count()
     };
-    // The model has one block, and the optimizer two groups: weights that decay, and those that do not.
+    // The model has one block, and the optimizer two groups: weights with decay and without.
     for (operator, times) in [
         ("aten::scaled_dot_product_attention", 1),
         (

@@ -1,4 +1,4 @@
-//! A small data set, a manifest over it, and the built trainer run on it.
+//! A small data set, a manifest for it, and runs of the built trainer.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ use crate::device::{Device, gpus};
 
 /// The trainer as built for these tests.
 pub(crate) const TRAINER: &str = env!("CARGO_BIN_EXE_vit-trainer");
-/// No step of a test takes this long, even on a busy machine.
+/// Longer than any step of a test, even on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// Held-out images: no multiple of any world size used here.
+/// Held-out images: not a multiple of any world size used here.
 pub(crate) const HELD_OUT: usize = 13;
 const RECORD_BYTES: usize = 3073;
 
-/// A job over a folder of its own.
+/// A job in a new folder.
 pub(crate) struct Job {
     folder: tempfile::TempDir,
     pub(crate) device: Device,
-    /// The machine's, if the device is a GPU.
+    /// The machine's GPUs, if the device is a GPU.
     pub(crate) gpus: SimulatedGpus,
     pub(crate) nodes: u32,
     pub(crate) ranks_per_node: u32,
@@ -37,18 +37,18 @@ pub(crate) struct Job {
     pub(crate) learning_rate: f64,
     pub(crate) resume: &'static str,
     pub(crate) breakdown: bool,
-    /// `spec.data`, but for the volume; begins with the format.
+    /// `spec.data` without the volume; begins with the format.
     pub(crate) data_fields: String,
     /// `spec.model`.
     pub(crate) model: String,
-    /// Further arguments of `run`.
+    /// Additional arguments of `run`.
     pub(crate) arguments: Vec<String>,
     pub(crate) every_steps: Option<u32>,
     /// Which ranks write checkpoints.
     pub(crate) writers: &'static str,
-    /// Name and further parameters of the optimizer.
+    /// Name and other parameters of the optimizer.
     pub(crate) optimizer: &'static str,
-    /// Further lines of `training`, `key: value`, separated by semicolons.
+    /// Additional lines of `training`, `key: value`, separated by semicolons.
     pub(crate) training: &'static str,
     /// `spec.parallelism`.
     pub(crate) parallelism: &'static str,
@@ -92,7 +92,7 @@ impl Job {
         }
     }
 
-    /// So many images to evaluate.
+    /// Writes this many images to evaluate.
     pub(crate) fn hold_out(&self, images: usize) {
         fs_err::write(self.data().join("test_batch.bin"), records(9, images)).expect("writes");
     }
@@ -173,12 +173,12 @@ spec:
         self.start_through(Command::new(TRAINER))
     }
 
-    /// The folder that holds the folders of jobs.
+    /// The folder with the jobs' folders.
     pub(crate) fn runs(&self) -> PathBuf {
         self.folder.path().join("runs")
     }
 
-    /// Starts `vit-trainer run` by a command that takes its arguments.
+    /// Starts `vit-trainer run` by a command to which its arguments are added.
     pub(crate) fn start_through(&self, mut command: Command) -> Running {
         let manifest = self.write_manifest();
         let log = self.checkpoints().join("log.jsonl");
@@ -199,19 +199,19 @@ spec:
         Running { child, log, logged }
     }
 
-    /// Runs to the end, with this exit code and these parts in what is printed. Gives all of that.
+    /// Runs to the end and checks the exit code and parts of the output, which it returns.
     #[track_caller]
     pub(crate) fn ends(&self, code: i32, parts: &[&str]) -> String {
         self.start().ends(code, parts)
     }
 
-    /// Runs to the end, which must be a good one.
+    /// Runs to the end, which must be a success.
     #[track_caller]
     pub(crate) fn run_well(&self) {
         self.ends(0, &[]);
     }
 
-    /// Runs until it has made some progress, and is told to stop.
+    /// Runs until it has made some progress, and stops it.
     #[track_caller]
     pub(crate) fn stop(&self, signal: Signal) {
         let mut running = self.start();
@@ -220,7 +220,7 @@ spec:
         running.ends(143, &[]);
     }
 
-    /// Runs in two parts: stopped, and continued to the end.
+    /// Runs in two parts: stops, and continues to the end.
     #[track_caller]
     pub(crate) fn stop_and_continue(&self) {
         self.stop(Signal::SIGTERM);
@@ -229,7 +229,7 @@ spec:
         assert!(step > Some(0), "the second part continued");
     }
 
-    /// Records of the log of one kind.
+    /// Log records of one kind.
     pub(crate) fn log(&self, kind: &str) -> Vec<Value> {
         let text = fs_err::read_to_string(self.checkpoints().join("log.jsonl")).expect("a log");
         let records = text
@@ -250,7 +250,7 @@ spec:
     }
 }
 
-/// Asserts that these files of two jobs' newest checkpoints are the same to the last bit; `story` tells which jobs.
+/// Asserts that these files of two jobs' newest checkpoints are identical; `story` names the jobs.
 pub(crate) fn assert_same_files(one: &Job, other: &Job, files: &[&str], story: &str) {
     for file in files {
         assert!(
@@ -278,7 +278,7 @@ pub(crate) fn weights_of(path: &Path) -> Vec<(String, Vec<f32>)> {
     weights
 }
 
-/// Images of noise around a shade that tells the class, so that there is something to learn.
+/// Noise around a shade that depends on the class, so that it can be learned.
 fn records(seed: usize, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * RECORD_BYTES);
     let mut noise = seed as u32 * 7919 + 1;
@@ -293,7 +293,7 @@ fn records(seed: usize, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes images of 32-bit floats in one channel, and labels 0, 1, 2, 0, ..., as `NumPy` does.
+/// Writes images of 32-bit floats in one channel, and labels 0, 1, 2, 0, ..., as `NumPy` files.
 pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: i64) {
     let images = Tensor::from_slice(images).reshape([-1, side, side]);
     let labels = Tensor::arange(images.size()[0], (Kind::Int64, tch::Device::Cpu)).remainder(3);
@@ -302,11 +302,11 @@ pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: i64) {
     }
 }
 
-/// A run under way. Dropping it kills it, and its agents then end by themselves.
+/// A running `run`. Dropping it kills it, and its agents then end by themselves.
 pub(crate) struct Running {
     child: Child,
     log: PathBuf,
-    /// Lines of training in the log before it was started.
+    /// Lines of training in the log before the start.
     logged: usize,
 }
 
@@ -322,7 +322,7 @@ impl Running {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Waits until training has logged `lines` lines since it was started.
+    /// Waits until training has logged `lines` lines since the start.
     pub(crate) fn await_progress(&mut self, lines: usize) {
         let start = Instant::now();
         while train_lines(&self.log) < self.logged + lines {
@@ -335,7 +335,7 @@ impl Running {
         }
     }
 
-    /// Whether there is a line of that kind in the log.
+    /// Whether the log has a line of that kind.
     pub(crate) fn has_logged(&self, kind: &str) -> bool {
         let text = fs_err::read_to_string(&self.log).unwrap_or_default();
         text.contains(&format!(r#""kind":"{kind}""#))
@@ -345,7 +345,7 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).expect("signals");
     }
 
-    /// Waits for the end, with this exit code and these parts in what was printed. Gives all of that.
+    /// Waits for the end and checks the exit code and parts of the output, which it returns.
     #[track_caller]
     pub(crate) fn ends(mut self, code: i32, parts: &[&str]) -> String {
         let (found, printed) = self.end();
@@ -356,11 +356,11 @@ impl Running {
         printed
     }
 
-    /// Exit code and everything that was printed.
+    /// Exit code and all output.
     fn end(&mut self) -> (i32, String) {
         let mut output = self.child.stdout.take().expect("a pipe");
         let mut errors = self.child.stderr.take().expect("a pipe");
-        // At once: who fills a pipe that nobody reads waits for ever.
+        // Concurrently: a process blocks on a full pipe.
         let errors = std::thread::spawn(move || {
             let mut printed = String::new();
             errors.read_to_string(&mut printed).expect("reads");
@@ -376,7 +376,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Already over in a test that went well.
+        // Has already ended in a successful test.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -409,7 +409,7 @@ pub(crate) fn descendants(run: i32) -> Vec<i32> {
     agents.iter().copied().chain(ranks).collect()
 }
 
-/// The process of a global rank of a run.
+/// The process of a global rank in a run.
 pub(crate) fn process_of_rank(run: i32, rank: u32) -> i32 {
     let ranks = children(run).into_iter().flat_map(children);
     ranks
@@ -430,7 +430,7 @@ pub(crate) fn await_condition(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether none of these processes runs any more.
+/// Whether all of these processes have ended.
 pub(crate) fn all_gone(pids: &[i32]) -> bool {
     pids.iter().all(|pid| {
         let stat = fs_err::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -442,12 +442,12 @@ pub(crate) fn all_gone(pids: &[i32]) -> bool {
     })
 }
 
-/// Files of a checkpoint with tensors, of a job that keeps an average.
+/// Checkpoint files with tensors, of a job that keeps an average.
 pub(crate) const FILES: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "ema.safetensors"];
-/// What rounding may add up to after ten steps.
+/// Bound on accumulated rounding after ten steps.
 const TOLERANCE: f32 = 1e-5;
 
-/// Two jobs' newest checkpoints are the same but for rounding.
+/// Asserts that two jobs' newest checkpoints are equal except for rounding.
 #[track_caller]
 pub(crate) fn assert_close(found: &Job, expected: &Job, story: &str) {
     for file in FILES {
@@ -486,7 +486,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a path of plain letters")
 }
 
-/// A picture as a JPEG file.
+/// Encodes a picture as a JPEG file.
 pub(crate) fn jpeg(picture: &RgbImage) -> Vec<u8> {
     let mut file = mozjpeg::Compress::new(mozjpeg::ColorSpace::JCS_RGB);
     file.set_size(picture.width() as usize, picture.height() as usize);

@@ -1,4 +1,4 @@
-//! Data sets of files, from the files to the weights.
+//! Data sets in files, from the files to the weights.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const CLASSES: u8 = 5;
 
-/// A picture with something to tell classes and images apart by.
+/// A picture from which classes and images can be told apart.
 fn picture(class: u8, image: u8) -> RgbImage {
     RgbImage::from_fn(40 + u32::from(image % 7), 36, |x, y| {
         Rgb([class * 50, (x * 5) as u8 ^ image, (y * 6) as u8])
@@ -27,7 +27,7 @@ fn png(class: u8, image: u8) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// `images` to train on in each class, in JPEG and PNG files, and two to evaluate.
+/// `images` to train on per class, in JPEG and PNG files, and two to evaluate.
 fn image_folder(folder: &Path, images: u8) {
     for class in 0..CLASSES {
         for (split, count) in [("train", images), ("val", 2)] {
@@ -69,8 +69,8 @@ pub(crate) fn web_dataset(folder: &Path, shards: u8) {
     }
 }
 
-/// Files that `tests/peers/parquet_files.py` made. Those of "hub/data" are of Hugging Face's `datasets`: 90 images to train on, 9 to
-/// evaluate.
+/// Files from `tests/peers/parquet_files.py`. Those in "hub/data" are by Hugging Face's `datasets`:
+/// 90 images to train on, 9 to evaluate.
 pub(crate) fn parquet(goldens: &str, folder: &Path) {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/parquet");
     for file in fs_err::read_dir(all.join(goldens)).expect("a folder") {
@@ -87,7 +87,7 @@ fn neither_ranks_nor_threads_change_what_is_learned_from_files() {
     let train = |nodes: u32, threads: u32| {
         let mut job = Job::new(5);
         image_folder(&job.data(), 8);
-        // Classes of unlike size, which have unlike weights.
+        // Classes of different size, which have different weights.
         for image in 0..8 {
             let path = job.data().join(format!("train/class-0/more-{image}.png"));
             fs_err::write(path, png(0, 50 + image)).expect("writes");
@@ -98,7 +98,7 @@ fn neither_ranks_nor_threads_change_what_is_learned_from_files() {
         job.run_well();
         let evaluation = job.log("evaluation").last().cloned().expect("an evaluation");
         assert_eq!(evaluation["images"], u64::from(CLASSES) * 2);
-        // 48 images are 6 steps of 8 an epoch.
+        // 48 images are 6 steps of 8 per epoch.
         assert_eq!(job.log("train").last().expect("a line")["step"], 12);
         job.weights()
     };
@@ -159,15 +159,15 @@ fn unreadable_images_are_counted_over_all_ranks() {
     fs_err::remove_dir_all(job.runs()).expect("removes");
     damage("train/class-2/002.jpg");
     let parts = [
-        "3 of 40 images cannot be read, by the count of all ranks; data.maxCorruptFraction of 0.05 allows 2",
-        "class-0/000.jpg cannot be read and is left out: it is no JPEG",
-        "class-1/001.png cannot be read and is left out: it is no JPEG",
-        "class-2/002.jpg cannot be read and is left out: it is no JPEG",
+        "3 of 40 images cannot be read, over all ranks; data.maxCorruptFraction of 0.05 allows 2",
+        "class-0/000.jpg cannot be read and is left out: it is not a JPEG",
+        "class-1/001.png cannot be read and is left out: it is not a JPEG",
+        "class-2/002.jpg cannot be read and is left out: it is not a JPEG",
     ];
     job.ends(3, &parts);
 }
 
-/// Two ranks, each with a folder of images of its own, which a test may damage: how they end, and why.
+/// Two ranks with separate folders, which a test may damage: their exit codes and messages.
 fn ranks_with(change: impl Fn(&mut Value), damage: impl Fn([&Path; 2])) -> [(Option<i32>, String); 2] {
     let folders = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
     for folder in &folders {
@@ -211,7 +211,7 @@ fn ranks_with_other_data_than_rank_0_do_not_train() {
         |_| {},
         |[_, second]| fs_err::remove_file(second.join("data/train/class-2/003.png")).expect("removes"),
     );
-    let message = "rank 1 has other data than rank 0 (39 training images, rank 0 has 40)";
+    let message = "rank 1 has different data from rank 0 (39 training images, rank 0 has 40)";
     for (code, found) in ends {
         assert_eq!(code, Some(79), "{found}");
         assert!(found.starts_with(message), "{found}");
@@ -220,7 +220,7 @@ fn ranks_with_other_data_than_rank_0_do_not_train() {
 
 #[test]
 fn ranks_that_compute_on_the_same_images_do_not_go_on_with_different_ones() {
-    // Of all images, so that the first batch has some; the names are the same.
+    // Of all images, so that the first batch has some; the names do not change.
     let damage = |split: &str, count: u8| {
         let split = split.to_owned();
         move |[_, second]: [&Path; 2]| {
@@ -240,7 +240,7 @@ fn ranks_that_compute_on_the_same_images_do_not_go_on_with_different_ones() {
             );
         }
     }
-    // Ranks with images of their own may each leave some out.
+    // Ranks with different images may each leave some out.
     for (code, message) in ranks_with(|_| {}, damage("train", 1)) {
         assert_eq!(code, Some(0), "{message}");
     }
@@ -266,13 +266,13 @@ fn continuing_with_other_data_is_told() {
     job.epochs += 1;
     job.ends(
         0,
-        &["the checkpoint was made with other data, there were 40 training images and are 39"],
+        &["the checkpoint was made with different data: the number of training images was 40 and is 39"],
     );
     job.epochs += 1;
     job.training = "seed: 3";
     job.ends(
         0,
-        &["the checkpoint was made with other data, training.seed was 0 and is 3"],
+        &["the checkpoint was made with different data: training.seed was 0 and is 3"],
     );
 }
 
@@ -304,7 +304,7 @@ fn inspecting_tells_what_is_there_and_what_is_broken() {
     assert_eq!(report["validation"]["unreadableImages"], 1);
     assert_eq!(
         report["validation"]["unreadable"][0]["reason"],
-        "it is no JPEG, PNG, WebP or TIFF file"
+        "it is not a JPEG, PNG, WebP or TIFF file"
     );
 
     let output = Command::new(TRAINER)
@@ -319,7 +319,7 @@ fn inspecting_tells_what_is_there_and_what_is_broken() {
     assert_eq!(output.status.code(), Some(3));
 }
 
-/// A library that makes storage fail.
+/// Builds a library that makes storage fail.
 fn failing_storage(folder: &Path) -> PathBuf {
     let library = folder.join("libfailing_storage.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_storage.c");
@@ -363,7 +363,9 @@ fn storage_that_fails_for_a_moment_on_one_rank_changes_nothing() {
         };
         let (sound, failed) = (job(), job());
         sound.run_well();
-        let printed = failed.start_through(failing("6")).ends(0, &["the storage fails"]);
+        let printed = failed
+            .start_through(failing("6"))
+            .ends(0, &["the storage failed"]);
         assert!(!printed.contains("is left out"), "{printed}");
         assert_same_files(&sound, &failed, &["model.safetensors"], format);
 
@@ -413,9 +415,9 @@ fn what_would_end_a_run_is_found_before_it() {
             String::from_utf8_lossy(&printed).into_owned(),
         )
     };
-    // Image 37 is none of those whose pixels are looked at.
+    // Image 37 is not among those whose pixels are checked.
     for (image, text, told) in [
-        (37, "cat", "its .cls is \"cat\", no class number"),
+        (37, "cat", "its .cls is \"cat\", not a class number"),
         (
             37,
             "10",
@@ -430,7 +432,7 @@ fn what_would_end_a_run_is_found_before_it() {
         }
         job.ends(3, &[told]);
     }
-    // Pixels of some are looked at, too.
+    // Some images' pixels are checked, too.
     label(0, "1");
     let shard = job.data().join("train-000.tar");
     let mut bytes = fs_err::read(&shard).expect("reads");
@@ -447,7 +449,7 @@ fn what_would_end_a_run_is_found_before_it() {
     let (code, printed) = command(&["preflight"]);
     assert_eq!(code, Some(3), "{printed}");
     assert!(
-        printed.contains("it is no JPEG, PNG, WebP or TIFF file"),
+        printed.contains("it is not a JPEG, PNG, WebP or TIFF file"),
         "{printed}"
     );
 }

@@ -1,4 +1,4 @@
-//! What the ranks of a test compute on. Tests of ranks run for each device, from one list.
+//! The device of a test's ranks. Tests of ranks run on each device, from one list.
 
 use std::cell::Cell;
 use std::process::Command;
@@ -9,7 +9,7 @@ use simulated_gpu::SimulatedGpus;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Device {
     Cpu,
-    /// CUDA devices of the crate `simulated-gpu`, over the NCCL that it has.
+    /// CUDA devices of the crate `simulated-gpu`, over its NCCL.
     SimulatedGpus,
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn gpus() -> SimulatedGpus {
 }
 
 impl Device {
-    /// That of the running test; the CPU where it does not choose.
+    /// The running test's device; the CPU by default.
     pub(crate) fn current() -> Self {
         CURRENT.get()
     }
@@ -34,7 +34,8 @@ impl Device {
         test();
     }
 
-    /// All cases on the CPU; on simulated GPUs, which are slow, the first ones, if the others show nothing of a device.
+    /// All cases on the CPU; on slow simulated GPUs the first ones, if others are
+    /// device-independent.
     pub(crate) fn cases<T>(self, all: &[T], on_simulated_gpus: usize) -> &[T] {
         match self {
             Self::Cpu => all,
@@ -42,7 +43,7 @@ impl Device {
         }
     }
 
-    /// Epochs of a run that is stopped in its first ones: on a fast machine it must not end before that.
+    /// Epochs of a run that is stopped early: on a fast machine it must not end before that.
     pub(crate) fn epochs_to_stop_in(self) -> u32 {
         match self {
             Self::Cpu => 8,
@@ -58,7 +59,7 @@ impl Device {
         }
     }
 
-    /// Gives a program the machine's devices: `gpus`, if it has some.
+    /// Gives a program the machine's devices, and `gpus` if it has some.
     pub(crate) fn prepare(self, command: &mut Command, gpus: &SimulatedGpus) {
         if self == Self::SimulatedGpus {
             command.envs(gpus.environment());
@@ -66,7 +67,7 @@ impl Device {
     }
 }
 
-/// Makes a test of each of these functions for each device.
+/// Defines a test of each of these functions on each device.
 macro_rules! on_each_device {
     ($($test:ident),+ $(,)?) => {
         mod cpu {

@@ -65,7 +65,7 @@ fn a_checkpoint_is_as_accurate_as_training_said_in_every_precision() {
         assert!(newest["top5"].as_f64() >= newest["top1"].as_f64());
         assert!(newest["loss"].as_f64().is_some_and(|loss| loss > 0.0));
 
-        // Whatever the size of a batch.
+        // For any batch size.
         let first = job
             .checkpoints()
             .join(format!("step-{:08}", log[0]["step"].as_u64().expect("a step")));
@@ -91,7 +91,8 @@ fn lines_say_which_weights_and_how_good() {
     assert_eq!(code, Some(0), "{errors}");
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines[0], "test");
-    let expected = "  weights   trained ones (--ema takes their average) of step 6, 1 of 1 epochs done, in ";
+    let expected =
+        "  weights   trained weights (--ema uses their average) of step 6, 1 of 1 epochs done, in ";
     assert!(lines[1].starts_with(expected), "{printed}");
     for (line, start) in lines[2..].iter().zip([
         "  top-1 ",
@@ -192,7 +193,7 @@ fn what_does_not_fit_is_named() {
     for (arguments, expected) in [
         (
             &["--checkpoint", "/nowhere"][..],
-            "/nowhere does not exist: give the folder of a checkpoint",
+            "/nowhere does not exist: pass the folder of a checkpoint",
         ),
         (&["--checkpoints", "/nowhere"], "/nowhere/test does not exist"),
         (&[newest[0], newest[1], "--ema"], "its run had no training.ema"),
@@ -211,7 +212,7 @@ fn what_does_not_fit_is_named() {
         &job,
         &newest,
         2,
-        "is of another model: its numClasses is 10 instead of 12; give the manifest",
+        "is of another model: its numClasses is 10 instead of 12; pass the manifest",
     );
     job.model =
         "{imageSize: 16, patchSize: 4, hiddenSize: 24, depth: 2, heads: 3, mlpSize: 48, numClasses: 10}"

@@ -1,4 +1,4 @@
-//! Weights of checkpoints for timm and torchvision.
+//! Checkpoint weights for timm and torchvision.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Job, TRAINER, text, weights_of};
 
-/// A model that torchvision has too.
+/// A model that torchvision also has.
 const CLASS_TOKEN: &str =
     "{imageSize: 32, patchSize: 16, hiddenSize: 16, depth: 2, heads: 2, numClasses: 10}";
 
@@ -19,7 +19,7 @@ fn job() -> Job {
     job
 }
 
-/// Exit code and what was printed.
+/// Exit code and output.
 fn export(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(TRAINER)
         .arg("export")
@@ -30,7 +30,7 @@ fn export(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(printed).expect("text"))
 }
 
-/// Where a job's weights are exported to.
+/// The file for a job's exported weights.
 fn output(job: &Job, name: &str) -> PathBuf {
     job.data().join(name)
 }
@@ -151,11 +151,7 @@ fn what_cannot_be_exported_is_named_and_nothing_is_written() {
     assert!(!to.exists());
 
     fs_err::write(&to, "mine").expect("writes");
-    refused(
-        &[text(&checkpoint)],
-        2,
-        "exists and is not replaced: give another name",
-    );
+    refused(&[text(&checkpoint)], 2, "already exists: choose another name");
     assert_eq!(fs_err::read(&to).expect("a file"), b"mine");
     let (code, printed) = export(&[text(&checkpoint), "-o", text(&to), "--force"]);
     assert_eq!(code, Some(0), "{printed}");

@@ -1,4 +1,4 @@
-//! What goes wrong around training, and what is left of it.
+//! Faults around training, and what they leave.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc;
@@ -48,7 +48,7 @@ fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
     assert_eq!(job.log("train").last().expect("a line")["step"], 60 * 25);
 }
 
-/// Kills a rank some time from now, and sees all others end and tell which one it was.
+/// Kills a rank after a delay, and checks that all others end and name it.
 #[track_caller]
 fn kill_rank(running: Running, rank: u32, delay: Duration) {
     let all = descendants(running.pid());
@@ -62,12 +62,12 @@ fn kill_rank(running: Running, rank: u32, delay: Duration) {
     assert!(all_gone(&all), "no agent and no rank is left");
 }
 
-/// Ranks collect a checkpoint together, and each step is one.
+/// Ranks collect a checkpoint together, at each step.
 fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
     killed_at_any_moment(2, "{zeroStage: 3}", "FirstRank", (60, 8));
 }
 
-/// Each step is a checkpoint of which every rank writes a share: some are killed while they write, or while others do.
+/// Each step is a checkpoint with a share per rank: some are killed while they or others write.
 fn ranks_that_each_write_a_share_may_be_killed_at_any_moment() {
     killed_at_any_moment(3, "{zeroStage: 3}", "EveryRank", (40, 6));
 }
@@ -90,7 +90,7 @@ fn killed_at_any_moment(
     writers: &'static str,
     (epochs, kills): (u32, u32),
 ) {
-    // What a file may look like after a kill does not depend on the device.
+    // Files after a kill do not depend on the device.
     let (epochs, kills) = match Device::current() {
         Device::Cpu => (epochs, kills),
         Device::SimulatedGpus => (epochs / 5, 2),
@@ -102,13 +102,13 @@ fn killed_at_any_moment(
         job
     };
     let (mut straight, killed) = (job(), job());
-    // Checkpoints change nothing of what is trained, and take most of the time.
+    // Checkpoints do not change training, and take most of the time.
     straight.every_steps = None;
     straight.run_well();
     for kill_number in 0..kills {
         let mut running = killed.start();
         running.await_progress(1);
-        // A different moment of a step each time; nothing is waited for.
+        // A different moment of a step each time, without waiting.
         let delay = Duration::from_micros(u64::from(kill_number) * 3_100);
         kill_rank(running, kill_number % ranks, delay);
     }
@@ -189,7 +189,7 @@ fn nodes_that_would_use_the_same_gpu_are_refused() {
 }
 
 fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
-    // Finite in the file, and not after normalisation.
+    // Finite in the file, but not after normalization.
     let bright = f32::MAX;
     let run = |images: &[f32], training| {
         let mut job = Job::new(5);
@@ -205,7 +205,7 @@ fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
 
     let mut images: Vec<f32> = (0..48 * 32 * 32).map(|pixel| (pixel % 7) as f32 / 7.0).collect();
     images[..32 * 32].fill(bright);
-    // No loss scale helps where the loss itself is not a number.
+    // No loss scale helps if the loss is not finite.
     for training in [
         "seed: 0",
         "precision: bf16; masterWeights: true",
@@ -236,14 +236,14 @@ fn check_that_ranks_skip_together(zero_stage: u8) {
     config["data"]["syntheticImages"] = json!(1600);
     config["training"]["precision"] = json!("fp16");
     config["parallelism"]["zeroStage"] = json!(zero_stage);
-    // The scale comes back every few steps to where it depends on a rank's own images whether its gradients overflow.
+    // Every few steps the scale returns to where overflow depends on a rank's own images.
     config["training"]["lossScale"] =
         json!({"initialScalePower": 20, "lossScaleWindow": 2, "hysteresis": 1, "minLossScale": 1});
     fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
 
     let port = free_port();
     let ranks = [0, 1].map(|rank| Rank::start(folder, 1, rank, 2, port));
-    // Each is read as it goes: a rank whose reports nobody takes would wait.
+    // Reports are read as they arrive: a rank blocks if nobody reads them.
     let readers = ranks.map(|mut rank| {
         std::thread::spawn(move || {
             let mut steps = Vec::new();
@@ -280,13 +280,13 @@ fn never_resuming_refuses_a_folder_with_a_checkpoint() {
 fn storage_that_cannot_be_written_is_named_and_ends_the_run() {
     let job = Job::new(50);
     fs_err::create_dir_all(job.checkpoints()).expect("a folder");
-    // Fails for root too, unlike a permission: a file where the first checkpoint's folder should go.
+    // A file in place of the first checkpoint's folder fails for root too, unlike a permission.
     fs_err::write(job.checkpoints().join("step-00000006"), "").expect("writes");
     job.ends(79, &["step-00000006"]);
 }
 
 fn the_rank_that_was_lost_is_named_by_all_others() {
-    // Rank 0, through which the others hear of it, and another one.
+    // Rank 0, which notifies the others, and another one.
     for (victim, zero_stage) in [(1, 0), (0, 0), (1, 1), (1, 3), (0, 3)] {
         let place = tempfile::tempdir().expect("a folder");
         let folder = place.path();
@@ -306,7 +306,7 @@ fn the_rank_that_was_lost_is_named_by_all_others() {
                     let (mut failure, mut told) = (None, None);
                     while let Some(report) = rank.report() {
                         match report["kind"].as_str() {
-                            // Many; the test has gone on.
+                            // Many steps; the test no longer listens.
                             Some("step") => drop(trains.send(())),
                             Some("lostPeer") => told = report["peer"].as_u64(),
                             Some("failed") => failure = Some(report),

@@ -1,4 +1,4 @@
-//! `vit-trainer fetch`, from an S3 server, a web server and the Hub's interface, which fail as such do.
+//! `vit-trainer fetch` from an S3 server, a web server and the Hub's API, with their faults.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,20 +30,20 @@ use crate::common::{TRAINER, await_condition};
 
 const TOKEN: &str = "hf_of_the_test";
 
-/// What a server does next, and what it was asked.
+/// A server's next faults, and the requests it has received.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Questions that are answered with 429.
+    /// Number of requests to answer with 429.
     pub(crate) refused: AtomicU32,
-    /// Answers that break off in the middle.
+    /// Number of responses to break off in the middle.
     pub(crate) cut: AtomicU32,
-    /// Milliseconds before an answer begins.
+    /// Milliseconds before a response.
     pub(crate) late: AtomicU32,
-    /// Milliseconds between the parts of an answer, of which there are sixteen.
+    /// Milliseconds between the sixteen parts of a response.
     slow: AtomicU32,
-    /// Whether parts of files are not known, and whole ones are answered.
+    /// Whether ranges are ignored, and whole files are returned.
     whole: AtomicBool,
-    /// Paths that were asked for, with the range.
+    /// Requested paths with their ranges.
     asked: Mutex<Vec<String>>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Server {
     pub(crate) files: tempfile::TempDir,
     pub(crate) faults: Arc<Faults>,
     pub(crate) address: String,
-    /// Ends with it.
+    /// Dropped with it.
     _runtime: Runtime,
 }
 
@@ -62,7 +62,7 @@ fn takes(count: &AtomicU32) -> bool {
         .is_ok()
 }
 
-/// What lies between a server and who asks it.
+/// The faults between a server and its clients.
 async fn fail(State(faults): State<Arc<Faults>>, mut request: Request, next: Next) -> Response {
     let range = request
         .headers()
@@ -127,7 +127,7 @@ impl Server {
         }
     }
 
-    /// A bucket `images`, for whoever has the key.
+    /// A bucket `images`, for clients with the key.
     pub(crate) fn s3() -> Self {
         Self::start(|files| {
             fs_err::create_dir(files.join("images")).expect("a bucket");
@@ -142,7 +142,7 @@ impl Server {
         Self::start(|files| Router::new().fallback_service(ServeDir::new(files)))
     }
 
-    /// One data set of the Hub, `owner/name`, whose list of files has two pages.
+    /// One data set of the Hub, `owner/name`, whose file list has two pages.
     fn hub() -> Self {
         Self::start(|files| {
             let folder = files.to_owned();
@@ -198,7 +198,7 @@ impl Server {
         command
     }
 
-    /// Its exit code, and what it printed.
+    /// Its exit code and output.
     fn fetch(&self, locations: &[&str], folder: &Path) -> (Option<i32>, String) {
         ended(self.command(locations, folder).output().expect("starts"))
     }
@@ -216,12 +216,12 @@ async fn revision(request: Request) -> Response {
     }
 }
 
-/// The first file, and where the list of the others is; or that one.
+/// The first file, and the link to the list of the others; or that list.
 fn page(folder: &Path, request: &Request) -> Response {
     let files = tree(folder);
     let entry = |(name, bytes): (&String, &Vec<u8>)| {
         let mut entry = json!({"type": "file", "path": name, "oid": "0a1b", "size": bytes.len()});
-        // Large files are told by the checksum of their content.
+        // Large files have the checksum of their content.
         if bytes.len() > 1000 {
             let sum = if name == "wrong.bin" {
                 Sha256::digest(b"other")
@@ -251,7 +251,7 @@ fn page(folder: &Path, request: &Request) -> Response {
     ([(LINK, next)], axum::Json(entries)).into_response()
 }
 
-/// As the Hub sends who asks for a file to where it lies.
+/// Redirects to a file's location, as the Hub does.
 async fn redirect(request: Request) -> Response {
     let path = request
         .uri()
@@ -268,7 +268,7 @@ fn ended(output: Output) -> (Option<i32>, String) {
     )
 }
 
-/// Files in a folder and below, by name; hidden ones are the fetcher's own.
+/// Files in a folder and below, by name, without the fetcher's hidden ones.
 fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -294,7 +294,7 @@ fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// A name of which much must be escaped in an address.
+/// A name with many characters to escape in a URL.
 const ODD: &str = "sub/caf\u{e9} 50%~[1].tar";
 
 fn files() -> BTreeMap<String, Vec<u8>> {
@@ -316,13 +316,13 @@ fn files() -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Each kind of store, with the same files, and what names them all.
+/// Each kind of store with the same files, and the locations of them all.
 fn stores() -> [(Server, Vec<&'static str>); 3] {
     let [s3, web, hub] = [Server::s3(), Server::web(), Server::hub()];
     s3.write(&files(), "images/set");
     web.write(&files(), "set");
     hub.write(&files(), "");
-    // A web server lists nothing.
+    // A web server has no listing.
     let of_web = vec![
         "SERVER/set/train-{000..001}.tar",
         "SERVER/set/empty.txt",
@@ -341,7 +341,7 @@ fn files_come_whole_and_once_whatever_a_server_does() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut expected = files();
         if locations.len() > 1 {
-            // Its folder is in the address.
+            // Its folder is in the URL.
             let odd = expected.remove(ODD).expect("is there");
             expected.insert(ODD.trim_start_matches("sub/").to_owned(), odd);
         }
@@ -380,7 +380,7 @@ fn files_come_whole_and_once_whatever_a_server_does() {
 
 #[test]
 fn what_was_stopped_goes_on_where_it_was() {
-    /// The last of what is half there is fetched again.
+    /// This much of a partial file's end is fetched again.
     const DISTRUSTED: u64 = 8 << 20;
     let large: Vec<u8> = (0..10_000_000_u32)
         .flat_map(|place| [(place % 251) as u8])
@@ -419,7 +419,7 @@ fn what_was_stopped_goes_on_where_it_was() {
             assert_eq!(code, (signal == Signal::SIGTERM).then_some(143));
             assert!(!folder.path().join("train-000.tar").exists());
         }
-        // Killed, it has left its lock, which nobody touches any more.
+        // When killed, it leaves its lock, which nobody holds.
         fs_err::remove_file(folder.path().join(".fetch/lock")).expect("removes");
         server.faults.slow.store(0, Ordering::SeqCst);
         let present = part();
@@ -483,27 +483,27 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
         &s3,
         "s3://images/none/",
         2,
-        "none of s3://images/none/ is not there, or holds no files",
+        "none of s3://images/none/ does not exist or has no files",
     );
-    told(&s3, "s3://other/a.tar", 2, "is not there, or holds no files");
+    told(&s3, "s3://other/a.tar", 2, "does not exist or has no files");
     told(
         &web,
         "SERVER/a-{0..1}.tar",
         2,
-        "a-0.tar of SERVER/a-{0..1}.tar is not there, or holds no files",
+        "a-0.tar of SERVER/a-{0..1}.tar does not exist or has no files",
     );
     told(
         &hub,
         "hf://datasets/owner/other",
         2,
-        "owner/other of the Hub is not there, or holds no files",
+        "owner/other of the Hub does not exist or has no files",
     );
     let mut stranger = hub.command(&["hf://datasets/owner/name"], folder.path());
     let (code, printed) = ended(stranger.env_remove("HF_TOKEN").output().expect("starts"));
     assert_eq!(code, Some(2), "{printed}");
     assert!(
         printed.contains(
-            "owner/name of the Hub may not be read (401 Unauthorized): give credentials as HF_TOKEN"
+            "access to owner/name of the Hub was denied (401 Unauthorized): give credentials as HF_TOKEN"
         ),
         "{printed}"
     );
@@ -527,7 +527,7 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
         assert!(printed.contains("429"), "{location}: {printed}");
         server.faults.refused.store(0, Ordering::SeqCst);
     }
-    // It knows no ranges, and breaks off each time.
+    // It ignores ranges, and breaks off each time.
     web.write(&files(), "");
     web.faults.whole.store(true, Ordering::SeqCst);
     web.faults.cut.store(u32::MAX, Ordering::SeqCst);
@@ -536,19 +536,19 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
     let (code, printed) = ended(command.args(["--retry-seconds", "2"]).output().expect("starts"));
     assert_eq!(code, Some(79), "{printed}");
     web.faults.cut.store(0, Ordering::SeqCst);
-    // What the store says of its content is not so.
+    // The store's checksum is wrong.
     hub.write(&BTreeMap::from([("wrong.bin".to_owned(), vec![1; 2000])]), "");
     told(
         &hub,
         "hf://datasets/owner/name/wrong.bin",
         79,
-        "what came has SHA-256 ",
+        "the received file has SHA-256 ",
     );
     let mut unsigned = s3.command(&["s3://images"], folder.path());
     unsigned
         .env_remove("AWS_ACCESS_KEY_ID")
         .env_remove("AWS_SECRET_ACCESS_KEY");
-    // A service of credentials that is not there, as on a machine that is in no cloud.
+    // A credentials service that does not exist, as outside a cloud.
     unsigned.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
     let (code, printed) = ended(unsigned.output().expect("starts"));
     assert_eq!(code, Some(2), "{printed}");
@@ -562,7 +562,7 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
         &web,
         "SERVER/huge.tar",
         79,
-        "bytes free, and 8796093022208 are to be fetched",
+        "bytes free, but 8796093022208 must be fetched",
     );
     assert_eq!(tree(folder.path()).len(), 0, "nothing is left");
 }
@@ -579,28 +579,28 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(
         printed.contains(
-            "train-000.tar has 16 bytes, and the file to fetch 400000: it is not what was fetched from there"
+            "train-000.tar has 16 bytes, but the file to fetch has 400000: it was not fetched from there"
         ),
         "{printed}"
     );
     assert_eq!(fs_err::read(&own).expect("reads"), b"of somebody else");
     fs_err::remove_file(&own).expect("removes");
-    // Nobody knows what it holds, though it has the size.
+    // Its content is unknown, though its size is right.
     fs_err::write(&own, vec![0; 400_000]).expect("writes");
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(2));
     fs_err::remove_file(&own).expect("removes");
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(0));
-    // Whoever has changed a file does not lose it.
+    // Changed files are kept.
     let second = folder.path().join("train-001.tar");
     let kept = fs_err::read(&second).expect("reads");
     fs_err::write(&second, "of somebody else").expect("writes");
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(2));
     fs_err::write(&second, kept).expect("writes");
-    // Other files may come beside them.
+    // Other files may be added.
     let (code, printed) = server.fetch(&["s3://images/empty.txt"], folder.path());
     assert_eq!(code, Some(0), "{printed}");
 
-    // Of the same size, so that only its tag tells.
+    // Of the same size, so that only its tag differs.
     let other = vec![7; 400_000];
     server.write(
         &BTreeMap::from([("train-000.tar".to_owned(), other.clone())]),
@@ -617,7 +617,7 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
     let (code, printed) = server.fetch(&[location], folder.path());
     assert_eq!(code, Some(2), "{printed}");
     assert!(
-        printed.contains("train-001.tar was fetched, and is not there any more"),
+        printed.contains("train-001.tar was fetched, but does not exist at its source any more"),
         "{printed}"
     );
     let (_, printed) = server.fetch(
@@ -625,7 +625,7 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
         folder.path(),
     );
     assert!(
-        printed.contains("train-000.tar is at several of the places that are fetched"),
+        printed.contains("train-000.tar is in several of the fetched locations"),
         "{printed}"
     );
 }

@@ -1,4 +1,4 @@
-//! What only ranks with GPUs of their own show. They are simulated.
+//! Behavior that only ranks with their own GPUs show. The GPUs are simulated.
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn job(parallelism: &'static str) -> Job {
     job
 }
 
-/// What each rank's process used.
+/// Reports of each rank's process.
 fn reports(job: &Job) -> Vec<Value> {
     let folder = job.gpus.report.as_ref().expect("a folder");
     let entries = fs_err::read_dir(folder).expect("reports");
@@ -55,7 +55,7 @@ fn a_rank_uses_its_own_gpu_alone_and_no_more_communicators_than_its_strategy_nee
 #[test]
 fn a_checkpoint_pins_no_more_of_the_host_than_two_buffers() {
     let mut job = job("{}");
-    // 20 million weights, of which a checkpoint has three times 79 MB.
+    // 20 million weights; a checkpoint has three times 79 MB.
     job.model = "{imageSize: 32, patchSize: 16, hiddenSize: 512, depth: 6, heads: 2, numClasses: 10}".into();
     (job.nodes, job.ranks_per_node, job.epochs) = (1, 1, 1);
     (job.micro_batch, job.accumulation) = (120, 1);
@@ -66,7 +66,7 @@ fn a_checkpoint_pins_no_more_of_the_host_than_two_buffers() {
         panic!("one rank")
     };
     let pinned = report["pinnedPeakBytes"].as_u64().expect("a number");
-    // Two of 32 MiB, and what batches of images lie in.
+    // Two of 32 MiB, and the blocks of image batches.
     assert!((64 << 20..72 << 20).contains(&pinned), "{report}");
 }
 
@@ -121,5 +121,5 @@ fn a_gpu_that_hangs_holds_up_no_stop() {
     let running = job.start();
     await_condition("a device that hangs", || folder.path().join("hangs").exists());
     running.signal(Signal::SIGTERM);
-    running.ends(75, &["was told to stop and could not"]);
+    running.ends(75, &["did not stop when asked to"]);
 }

@@ -1,4 +1,4 @@
-//! The machine as a test needs it: storage that hangs, GPUs present or absent.
+//! The machine of a test: hanging storage, GPUs present or absent.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,8 +11,8 @@ use nix::unistd::mkfifo;
 
 use crate::common::TRAINER;
 
-/// A folder of checkpoints in which every write blocks: a write first reads the file that names the folder's owner, which
-/// is a pipe here.
+/// A checkpoint folder in which every write blocks: a write first reads the file with the folder's
+/// owner, which is a pipe here.
 pub(crate) struct HangingStorage {
     owner: PathBuf,
     pipe: PathBuf,
@@ -31,12 +31,12 @@ impl HangingStorage {
         Self { owner, pipe, content }
     }
 
-    /// Unblocks the write under way and all later ones.
+    /// Unblocks the running write and all later ones.
     pub(crate) fn end(self) {
         let new = self.pipe.with_extension("new");
         fs_err::write(&new, &self.content).expect("writes");
         fs_err::rename(new, &self.owner).expect("replaces");
-        // Without waiting for a reader: there is none if no write has begun or the process has ended.
+        // Without waiting for a reader, because there may be none.
         let pipe = std::fs::OpenOptions::new()
             .write(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
@@ -47,9 +47,9 @@ impl HangingStorage {
     }
 }
 
-/// The trainer on a machine whose only device files of the NVIDIA driver are these. Needs root.
+/// The trainer on a machine with only these device files of the NVIDIA driver. Needs root.
 pub(crate) fn trainer_on_machine_with(devices: &[&str]) -> Command {
-    // A new /dev in a mount namespace of its own, with the devices that programs rely on.
+    // A new /dev in a new mount namespace, with the usual devices.
     const SCRIPT: &str = "set -eu; new=$(mktemp -d); mount -t tmpfs tmpfs $new
         for name in null zero urandom; do : > $new/$name; mount --bind /dev/$name $new/$name; done
         for name in $DEVICES; do : > $new/$name; done

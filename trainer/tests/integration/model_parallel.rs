@@ -1,4 +1,4 @@
-//! A model that ranks compute together, by tokens or by heads: the same as one rank trains, with everything else that divides.
+//! A model computed by several ranks, by tokens or heads, equals one rank's, with other sharding.
 
 use serde_json::Value;
 
@@ -15,14 +15,14 @@ on_each_device!(
     divided_models_train_in_half_precision,
 );
 
-/// What a model reads in the end, and its tokens: five, with a class token; seven, of which three are registers; and eight.
+/// Pooling and tokens: five, with a class token; seven, of which three are registers; and eight.
 const MODELS: [&str; 3] = [
     "pooling: token",
     "pooling: average, registerTokens: 3",
     "pooling: token, registerTokens: 3, dropPath: 0.4",
 ];
 
-/// Ten steps of 24 images by so many ranks, of which `together` have the same images.
+/// Ten steps of 24 images on this many ranks, of which `together` have the same images.
 fn trained(
     model: &str,
     (ranks, together): (u32, u32),
@@ -39,7 +39,7 @@ fn trained(
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
-    // What others are compared with.
+    // The reference.
     if ranks == 1 {
         job.device = Device::Cpu;
     }
@@ -48,7 +48,7 @@ fn trained(
     job
 }
 
-/// The same model, and the same accuracy on the way.
+/// The same model, with the same accuracy on the way.
 fn assert_same(found: &Job, expected: &Job, story: &str) {
     assert_close(found, expected, story);
     for kind in ["train", "evaluation"] {
@@ -61,19 +61,19 @@ fn assert_same(found: &Job, expected: &Job, story: &str) {
 }
 
 const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
-/// An epsilon so large that the rounding of a gradient near zero does not decide the sign of an update.
+/// Large enough that rounding of a gradient near zero does not decide the sign of an update.
 const ADAMW: &str = "name: adamw, epsilon: 1e-4";
 /// Needs norms of whole parameters.
 const LAMB: &str = "name: lamb, epsilon: 1e-4";
 
 fn ranks_that_divide_tokens_train_what_one_rank_trains() {
-    // The first model is one of another test, where tokens are divided, too.
+    // The first model is in another test that also shards tokens.
     let models = [MODELS[2], MODELS[1], MODELS[0]];
     for model in Device::current().cases(&models, 2) {
         let alone = trained(model, (1, 1), ADAMW, EVERYTHING, "{}");
         for (sequence, parallelism) in [
             (2, "{sequence: 2, acrossNodes: true}"),
-            // The last one has no token where there are five.
+            // The last rank has no token if there are five.
             (4, "{sequence: 4, acrossNodes: true}"),
         ] {
             let divided = trained(model, (sequence, sequence), ADAMW, EVERYTHING, parallelism);
@@ -97,7 +97,7 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
         (MODELS[1], LAMB, &cases[1..4]),
         (MODELS[2], "name: sgd, momentum: 0.9", &cases[1..2]),
     ];
-    // The last optimizer has nothing of the whole of a weight to ask other ranks for.
+    // The last optimizer needs nothing from other ranks about whole weights.
     for (model, optimizer, cases) in Device::current().cases(&models, 2).iter().copied() {
         let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
         for (ranks, together, parallelism) in cases.iter().copied() {
@@ -122,7 +122,7 @@ fn tokens_heads_data_and_training_state_are_divided_at_once() {
         (MODELS[1], "name: sgd, momentum: 0.9", &cases[4..]),
         (MODELS[2], LAMB, &cases[4..]),
     ];
-    // What models and optimizers compute does not depend on the device.
+    // The results of models and optimizers do not depend on the device.
     let models = Device::current().cases(&models, 1);
     for (model, optimizer, cases) in models.iter().copied() {
         let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
@@ -190,7 +190,7 @@ fn activations_are_exchanged_again_when_they_are_computed_again() {
         ),
         (2, "{sequence: 2, acrossNodes: true, zeroStage: 3}", &["block"]),
     ];
-    // The second one has the exchanges of the third.
+    // The second one covers the exchanges of the third.
     let cases = Device::current().cases(&cases, 2);
     for (ranks, parallelism, checkpointings) in cases.iter().copied() {
         let kept = trained(MODELS[2], (ranks, ranks), ADAMW, "ema: {decay: 0.9}", parallelism);

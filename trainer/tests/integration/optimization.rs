@@ -13,9 +13,9 @@ on_each_device!(
     overflows_of_fp16_skip_steps_until_the_scale_fits,
 );
 
-/// An optimizer, further lines of `training`, and how far apart weights may end that other divisions of the same
-/// batches give, as a share of how far training moves them. In half precision sums over other batches round otherwise,
-/// and AdamW takes steps of the learning rate even where a gradient is only rounding.
+/// An optimizer, additional lines of `training`, and how far weights may differ if batches are
+/// split differently, as a share of their movement. In half precision, other batches round
+/// differently, and AdamW takes steps of the learning rate even if a gradient is only rounding.
 const CASES: [(&str, &str, f64); 7] = [
     ("name: sgd, nesterov: true", "clipGradNorm: 1.0", 1e-3),
     ("name: lamb", "layerDecay: 0.8", 1e-3),
@@ -30,11 +30,11 @@ const CASES: [(&str, &str, f64); 7] = [
     ),
 ];
 
-/// With a loss scale at which no step is skipped: other divisions of a batch would skip others.
+/// With a loss scale that skips no step: other splits of a batch would skip others.
 const FP16: &str = "precision: fp16; lossScale: {initialScalePower: 8}";
 const FP16_WEIGHTS: &str = "precision: fp16; masterWeights: true; lossScale: {initialScalePower: 8}";
 
-/// How far two jobs' weights are apart, as a share of how far the first one has moved them from where all start.
+/// How far two jobs' weights differ, as a share of the first job's movement from the start.
 pub(crate) fn share_of_movement(one: &Job, other: &Job) -> f64 {
     let mut untrained = Job::new(50);
     untrained.model.clone_from(&one.model);
@@ -104,11 +104,11 @@ fn an_average_may_begin_and_end_at_any_checkpoint() {
     job.run_well();
     let before = job.weights();
 
-    // So slow an average stays where it starts.
+    // Such a slow average stays at its start.
     (job.epochs, job.training) = (2, "ema: {decay: 0.9999999}");
     job.ends(
         0,
-        &["the checkpoint has no average of the weights: it starts from the weights"],
+        &["the checkpoint has no averaged weights: the average starts from the weights"],
     );
     let average = weights_of(&job.newest().join("ema.safetensors"));
     let (moved, stayed) = (distance(&job.weights(), &before), distance(&average, &before));
@@ -122,7 +122,7 @@ fn an_average_may_begin_and_end_at_any_checkpoint() {
     (job.epochs, job.training) = (3, "seed: 0");
     job.ends(
         0,
-        &["training.ema is not set: the checkpoint's average of the weights is left out"],
+        &["training.ema is not set: the averaged weights of the checkpoint are ignored"],
     );
     assert!(!job.newest().join("ema.safetensors").exists());
 }
@@ -144,7 +144,7 @@ fn accumulation_reduces_gradients_once_a_step_and_half_weights_halve_them() {
         "bytes a step, however many micro-batches it has"
     );
     let half = reduced(4, "precision: bf16; masterWeights: true");
-    // Norms stay in 32 bits on the CPU: five of two vectors of 16.
+    // Norms stay in 32 bits on the CPU: five, each of two vectors of 16.
     let full = match Device::current() {
         Device::Cpu => 5 * 2 * 16 * 4,
         Device::SimulatedGpus => 0,
@@ -157,7 +157,7 @@ fn gradients_in_bf16_are_half_the_bytes_and_train_as_well() {
         let mut job = Job::new(50);
         job.parallelism = parallelism;
         job.run_well();
-        // Of all steps together: how many a line is about depends on how fast they are.
+        // Of all steps together: the number of steps per line depends on their speed.
         let (mut steps, mut loss, mut bytes) = (0.0, 0.0, 0);
         for line in job.log("train") {
             let number = |field: &str| line[field].as_f64().expect("a number");
@@ -188,7 +188,7 @@ fn compressing_gradients_of_half_weights_sends_all_of_them_in_half() {
     ] {
         let (half, exact) = trained(precision, "{}");
         let (compressed, close) = trained(precision, "{compressGradients: bf16}");
-        // On a GPU the norms' are in half as they are.
+        // On a GPU, norms are in half precision, too.
         let norms_are_full = Device::current() == Device::Cpu;
         assert!(
             (compressed < half) == norms_are_full && 2 * compressed == full,

@@ -1,4 +1,4 @@
-//! What a run needs, tried out before it.
+//! Tests of a run's needs in advance.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -132,7 +132,7 @@ fn a_manifest_may_come_from_standard_input() {
     let none = planned(Path::new("-"), Stdio::null());
     let told = String::from_utf8_lossy(&none.stderr);
     assert!(
-        none.status.code() == Some(2) && told.contains("- is no ViTTrainingJob"),
+        none.status.code() == Some(2) && told.contains("- is not a valid ViTTrainingJob"),
         "{told}"
     );
 }

@@ -1,15 +1,15 @@
-//! Training from weights of a file.
+//! Training from a file of weights.
 
 use std::path::{Path, PathBuf};
 
 use crate::common::{Job, distance};
 
-/// Weights for 5 classes of images of 16 pixels in patches of 4, as timm made them.
+/// Weights for 5 classes of images of 16 pixels in patches of 4, created by timm.
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/class_token/model.safetensors")
 }
 
-/// A job whose model is that of the golden file, but for image size and classes.
+/// A job with the golden file's model, except for image size and classes.
 fn job() -> Job {
     let mut job = Job::new(40);
     job.model =
@@ -34,11 +34,11 @@ fn a_run_starts_from_the_files_weights_and_goes_on_without_the_file() {
         let found = weights.iter().find(|(name, _)| name == "blocks.1.norm2.weight");
         vec![found.expect("a norm").clone()]
     };
-    // So small a learning rate leaves them where they were.
+    // Such a small learning rate leaves them unchanged.
     let of_file = norm(&crate::common::weights_of(&golden()));
     assert!(distance(&norm(&job.weights()), &of_file) < 1e-5);
 
-    // Ranks that divide them begin at the same, with the same random head.
+    // Ranks that shard them start with the same weights and the same random head.
     for (ranks, parallelism) in [(2, "{zeroStage: 3}"), (3, "{tensor: 3, acrossNodes: true}")] {
         let mut divided = self::job();
         (divided.nodes, divided.parallelism, divided.learning_rate) = (ranks, parallelism, 1e-9);

@@ -13,7 +13,7 @@ use crate::agent::free_port;
 use crate::common::TRAINER;
 use crate::device::{Device, gpus};
 
-/// A rank with the test in the place of its agent.
+/// A rank with the test as its agent.
 pub(crate) struct Rank {
     pub(crate) child: Child,
     reports: BufReader<UnixStream>,

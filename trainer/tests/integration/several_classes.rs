@@ -1,4 +1,4 @@
-//! Images that show any number of classes, from their labels to mean average precision.
+//! Images of any number of classes, from their labels to mean average precision.
 
 use std::process::Command;
 
@@ -13,9 +13,9 @@ on_each_device!(ranks_learn_and_rate_together_what_one_does);
 const CLASSES: i64 = 4;
 const SIDE: i64 = 32;
 
-/// Images with four quarters. Each is bright if the image shows its class, and there is noise, so that learning takes some steps.
+/// Images of four quarters, bright if the image shows the class; noise makes learning slower.
 fn images(count: u64, seed: u64) -> [(&'static str, Tensor); 2] {
-    // Not of libtorch's generator, which all tests share.
+    // Not from libtorch's generator, which all tests share.
     let mut state = seed;
     let mut random = move |below: u64| {
         // SplitMix64.
@@ -43,7 +43,7 @@ fn images(count: u64, seed: u64) -> [(&'static str, Tensor); 2] {
 
 fn job(train_images: u64) -> Job {
     let mut job = Job::new(0);
-    // Uneven over ranks, and the batches of each.
+    // Uneven over ranks, and over each rank's batches.
     for (split, count) in [("train", train_images), ("val", 27)] {
         Tensor::write_npz(&images(count, count), job.data().join(format!("{split}.npz"))).expect("writes");
     }
@@ -69,7 +69,7 @@ fn ranks_learn_and_rate_together_what_one_does() {
     let train = |nodes: u32, micro_batch: u32, parallelism: &'static str| {
         let mut job = job(80);
         (job.nodes, job.micro_batch, job.parallelism) = (nodes, micro_batch, parallelism);
-        // Adam makes of what is rounded otherwise a step of its own.
+        // Adam turns rounding differences into whole steps.
         (job.optimizer, job.learning_rate) = ("name: sgd, momentum: 0.9", 0.1);
         if nodes == 1 {
             job.device = Device::Cpu;
@@ -115,7 +115,7 @@ fn a_checkpoint_rates_as_training_said() {
         .expect("runs");
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let last = last_evaluation(&job);
-    // Half of the images show a class.
+    // Half of the images show each class.
     assert!(number(&last["meanAveragePrecision"]) > 0.9, "{last}");
     assert_eq!(found["correct"], last["correct"]);
     let difference = number(&found["meanAveragePrecision"]) - number(&last["meanAveragePrecision"]);
@@ -127,5 +127,5 @@ fn one_class_an_image_is_asked_for_unless_the_loss_takes_several() {
     let mut job = job(80);
     job.training = "seed: 0";
     job.nodes = 1;
-    job.ends(3, &["a column for each class, but training.loss crossEntropy takes one class an image: binaryCrossEntropy takes any number"]);
+    job.ends(3, &["a column for each class, but training.loss crossEntropy allows one class per image: use binaryCrossEntropy for several"]);
 }

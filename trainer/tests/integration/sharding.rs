@@ -1,4 +1,4 @@
-//! Training state divided among ranks: the same model as one rank trains, and the same checkpoints.
+//! Sharded training state gives one rank's model and checkpoints.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ const STAGES: [&str; 4] = [
     "{zeroStage: 3, reshardAfterForward: false}",
 ];
 
-/// Ten steps of 24 images by so many ranks, with everything that looks at all gradients or at whole tensors.
+/// Ten steps of 24 images, with all options that need all gradients or whole tensors.
 fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, training: &'static str) -> Job {
     let mut job = Job::new(240);
     job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
@@ -32,7 +32,7 @@ fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, train
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
-    // What others are compared with.
+    // The reference.
     if ranks == 1 {
         job.device = Device::Cpu;
     }
@@ -40,8 +40,8 @@ fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, train
     job
 }
 
-/// The bytes that an operation has moved in a step, of the last steps that are logged: the first one gathers no weights at
-/// stages 1 and 2, and may have a line of its own.
+/// Bytes moved by an operation in a step, from the last log line: the first step gathers no weights
+/// at stages 1 and 2, and may have a separate line.
 fn bytes(job: &Job, operation: &str) -> u64 {
     let line = job.log("train").pop().expect("a line");
     line["sync"][operation]["bytes"].as_u64().unwrap_or(0)
@@ -50,7 +50,7 @@ fn bytes(job: &Job, operation: &str) -> u64 {
 const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
 
 fn every_stage_trains_what_one_rank_trains() {
-    // An epsilon so large that the rounding of a gradient near zero does not decide the sign of an update.
+    // Large enough that rounding of a gradient near zero does not decide the sign of an update.
     for (optimizer, stages) in [
         ("name: adamw, epsilon: 1e-4", &STAGES[..]),
         ("name: sgd, momentum: 0.9", &STAGES[1..3]),
@@ -142,7 +142,7 @@ fn masters_in_host_memory_train_to_the_same_bits() {
     }
 }
 
-/// Of held-out images, by the weights and by their average. There are 13: the first of three ranks has a batch more.
+/// Of held-out images, by weights and their average: 13, so the first of three ranks has more.
 fn accuracies(job: &Job) -> Vec<[Value; 2]> {
     let records = job.log("evaluation");
     assert!(!records.is_empty());
@@ -174,7 +174,7 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
                 (4, 3, "{zeroStage: 3, shardWithinNode: true, tensor: 2}"),
             ],
         ),
-        // The one that tells a mean from a sum: nothing scales its gradients.
+        // Distinguishes a mean from a sum: nothing scales its gradients.
         (
             "name: sgd, momentum: 0.9",
             "ema: {decay: 0.9}",
@@ -195,7 +195,8 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
                 accuracies(&alone),
                 "{optimizer}, {parallelism}"
             );
-            // Between nodes travels a rank's shard, once a step, beside activations where ranks compute a model together.
+            // Between nodes: a shard per rank and step, and activations if ranks compute a model
+            // together.
             let (within, between) = (bytes(&hybrid, "reduce_scatter"), bytes(&hybrid, "all_reduce"));
             let passes = if parallelism.contains("zeroStage: 1") {
                 1
@@ -229,7 +230,7 @@ fn masters_in_shards_train_as_whole_ones_do() {
     let optimizer = "name: adamw, epsilon: 1e-4";
     let training = "precision: bf16; masterWeights: true; ema: {decay: 0.9}";
     let whole = trained(optimizer, 2, "{}", training);
-    // Half a step's micro-batches are added up in 32 bits and not in 16, and rounded on other occasions.
+    // Half a step's micro-batches are summed in 32 instead of 16 bits, and rounded at other points.
     for parallelism in STAGES {
         let divided = trained(optimizer, 2, parallelism, training);
         let share = share_of_movement(&whole, &divided);

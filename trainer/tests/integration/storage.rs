@@ -1,4 +1,4 @@
-//! Checkpoints as storage sees them: written while training goes on, killed at any moment, on a disk that is full.
+//! Checkpoints on storage: written during training, killed at any moment, on a full disk.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,18 +19,18 @@ use crate::rank::Rank;
 
 on_each_device!(what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone,);
 
-/// Kills of one job. Each start costs a quarter of a second.
+/// Kills of one job. Each start takes a quarter of a second.
 const KILLS: u64 = 54;
-/// Every so many kills, one comes while the process starts: it may be reading or cleaning up.
+/// One in this many kills is during the start: the process may be reading or cleaning up.
 const EARLY_EVERY: u64 = 6;
-/// Most checkpoints that are told of before a kill.
+/// Maximum number of reported checkpoints before a kill.
 const MOST_CHECKPOINTS: u64 = 3;
-/// Most time between the last of them and a kill, in microseconds: some steps and the writing of another.
+/// Maximum microseconds between the last of them and a kill: some steps and another write.
 const MOST_MICROSECONDS: u64 = 40_000;
-/// Most time between an early kill and the start, in microseconds.
+/// Maximum microseconds between the start and an early kill.
 const MOST_STARTUP: u64 = 400_000;
 
-/// The most memory that a process has had so far, in bytes, of files and of its own.
+/// A process's peak memory so far, in bytes.
 fn most_memory(pid: i32) -> Option<u64> {
     let status = fs_err::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -38,9 +38,9 @@ fn most_memory(pid: i32) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Runs a job of one rank, and gives the most memory that it had.
+/// Runs a job of one rank, and returns its peak memory.
 fn memory_of_run(job: &Job) -> u64 {
-    // What is freed goes back at once: without that, gaps between what a rank keeps for its next steps would count.
+    // Freed memory is released at once, because gaps in kept memory would count.
     let mut command = Command::new(TRAINER);
     command.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
     let running = job.start_through(command);
@@ -64,7 +64,7 @@ fn memory_of_run(job: &Job) -> u64 {
 fn to_continue_takes_no_more_memory_than_to_train() {
     let mut job = Job::new(8);
     (job.nodes, job.epochs) = (1, 1);
-    // Weights of 76 MB, and of the optimizer twice as much.
+    // Weights of 76 MB, and an optimizer of twice that.
     job.model = "{imageSize: 32, patchSize: 16, hiddenSize: 512, depth: 6, heads: 2, numClasses: 10}".into();
     let first = memory_of_run(&job);
     job.epochs = 2;
@@ -75,18 +75,18 @@ fn to_continue_takes_no_more_memory_than_to_train() {
     );
 }
 
-/// What a rank told until it was killed.
+/// A rank's reports until it was killed.
 #[derive(Default)]
-struct Told {
-    /// Step that it started after.
+struct RankHistory {
+    /// The step after which it started.
     start: Option<u64>,
     steps: Vec<u64>,
     checkpoints: u64,
-    /// Newest checkpoint that it called complete.
+    /// The newest checkpoint that it reported complete.
     durable: u64,
 }
 
-impl Told {
+impl RankHistory {
     fn take(&mut self, report: &Value) {
         let step = || report["step"].as_u64().expect("a step");
         match report["kind"].as_str() {
@@ -103,7 +103,7 @@ impl Told {
     }
 }
 
-/// Numbers that look random and are the same in every run of the test.
+/// Pseudorandom numbers, the same in every run of the test.
 struct Dice(u64);
 
 impl Dice {
@@ -125,7 +125,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Step of the newest checkpoint that is complete, by its names.
+/// Step of the newest complete checkpoint, from its folder's name.
 fn newest_complete(names: &BTreeSet<String>) -> u64 {
     names
         .iter()
@@ -157,7 +157,7 @@ fn a_kill_at_any_moment_leaves_a_checkpoint_that_training_continues_from() {
             "attempt {attempt}: step {durable} was told to be on storage, the newest there is {complete}"
         );
         let mut rank = Rank::start_alone(folder, attempt);
-        let mut told = Told::default();
+        let mut told = RankHistory::default();
         let wait = if attempt % EARLY_EVERY == 0 {
             dice.below(MOST_STARTUP)
         } else {
@@ -168,7 +168,7 @@ fn a_kill_at_any_moment_leaves_a_checkpoint_that_training_continues_from() {
             }
             dice.below(MOST_MICROSECONDS)
         };
-        // A random moment is what is tested; nothing is waited for.
+        // Not a wait: the test needs a random moment.
         std::thread::sleep(Duration::from_micros(wait));
         rank.child.kill().expect("kills");
         rank.child.wait().expect("ends");
@@ -177,7 +177,10 @@ fn a_kill_at_any_moment_leaves_a_checkpoint_that_training_continues_from() {
         }
 
         let errors = fs_err::read_to_string(&rank.errors).expect("reads");
-        assert!(!errors.contains("passing over"), "attempt {attempt}: {errors}");
+        assert!(
+            !errors.contains("skipping the checkpoint"),
+            "attempt {attempt}: {errors}"
+        );
         if let Some(start) = told.start {
             assert_eq!(
                 start, complete,
@@ -254,14 +257,14 @@ fn checkpoints_come_after_so_many_seconds_within_an_epoch() {
     let folder = place.path();
     let mut config = run_config(folder, 1);
     config["ranksPerNode"] = json!(1);
-    // An epoch of minutes: no checkpoint would come of its end.
+    // An epoch lasts minutes: no checkpoint is due at its end.
     config["data"]["syntheticImages"] = json!(1_000_000);
     config["checkpoint"]["everySeconds"] = json!(1);
     config["checkpoint"]["keep"] = json!(10);
     fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
 
     let mut rank = Rank::start_alone(folder, 1);
-    let mut told = Told::default();
+    let mut told = RankHistory::default();
     while told.checkpoints < 2 {
         told.take(&rank.report().expect("it trains until it is killed"));
     }
@@ -285,7 +288,7 @@ fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
         (2, 2, "{zeroStage: 3, shardWithinNode: true}"),
         (2, 1, "{}"),
     ];
-    // Which rank writes what does not depend on the device.
+    // The division of writing does not depend on the device.
     let cases = Device::current().cases(&cases, 2);
     for (nodes, ranks_per_node, parallelism) in cases.iter().copied() {
         check_shares(nodes, ranks_per_node, parallelism);
@@ -327,7 +330,7 @@ fn check_shares(nodes: u32, ranks_per_node: u32, parallelism: &'static str) {
     };
     assert!(exported(&shared) == exported(&alone), "exported weights differ");
 
-    // One continues from the other, in either direction.
+    // Each continues from the other's checkpoint.
     (shared.writers, shared.epochs) = ("FirstRank", 2);
     (alone.writers, alone.epochs) = ("EveryRank", 2);
     for job in [&mut shared, &mut alone] {
@@ -339,8 +342,8 @@ fn check_shares(nodes: u32, ranks_per_node: u32, parallelism: &'static str) {
     assert_same_files(&shared, &alone, &FILES, "written by all and by one");
 }
 
-/// The trainer with `runs` on a file system of its own of so many bytes, which keeps what `before` held and is listed
-/// in the end.
+/// The trainer with `runs` on a separate file system of this many bytes, which keeps its earlier
+/// contents and is listed at the end.
 fn on_small_disk(runs: &Path, bytes: u64, then_bytes: u64) -> Command {
     let mut command = Command::new("unshare");
     let script = format!(
@@ -376,7 +379,7 @@ fn a_full_disk_is_named_and_the_checkpoint_before_is_continued_from() {
         checkpoint["bytes"].as_u64().expect("a size"),
     );
 
-    // Needs root, as the tests of the whole do: it mounts a file system that this test alone sees.
+    // Needs root, as other tests do, to mount a file system that only this test sees.
     let command = on_small_disk(&job.runs(), size * 3 / 2, size * 10);
     let parts = [
         "code 79",

@@ -1,4 +1,4 @@
-//! Data sets that are streamed from an S3 server while a run trains on them.
+//! Data sets streamed from an S3 server during training.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::common::{Job, TRAINER, assert_same_files};
 use crate::data::{parquet, web_dataset};
 use crate::fetch::Server;
 
-/// What a manifest says of a bucket, and of a cache of a mebibyte.
+/// The manifest's part for a bucket, and a cache of one mebibyte.
 const STREAMED: &str = ", from: {locations: ['s3://images/set']}, cache: {sizeLimit: 1Mi}";
 
-/// The trainer, with the key of a server's bucket and a cache in this folder.
+/// The trainer with the key of a server's bucket and a cache in this folder.
 fn with_key(server: &Server, cache: &Path) -> Command {
     let mut command = Command::new(TRAINER);
     command.env("XDG_CACHE_HOME", cache).envs([
@@ -24,7 +24,7 @@ fn with_key(server: &Server, cache: &Path) -> Command {
     command
 }
 
-/// A server, and the folder in its bucket that a manifest names.
+/// A server, and the folder in its bucket.
 fn serve() -> (Server, PathBuf) {
     let server = Server::s3();
     let set = server.files.path().join("images/set");
@@ -54,10 +54,10 @@ fn size(folder: &Path) -> u64 {
 fn what_is_streamed_is_learned_as_from_a_folder() {
     for (format, shards) in [
         ("format: webDataset, trainShards: 'train-{000..007}.tar'", 8),
-        // More than the cache holds.
+        // More than fits into the cache.
         ("format: webDataset", 40),
         ("format: parquet", 0),
-        // Without an index of pages, or with one.
+        // With or without an index of pages.
         ("format: parquet, imageColumn: image", 0),
     ] {
         let job = || {
@@ -99,7 +99,7 @@ fn what_is_streamed_is_learned_as_from_a_folder() {
             *asked.entry(part).or_default() += 1;
         }
         let twice = asked.values().filter(|times| **times > 1).count();
-        // Of two ranks and two epochs.
+        // Two ranks and two epochs.
         assert!(
             if shards == 40 { twice > 50 } else { twice <= 6 },
             "{format}: {twice} of {} parts were read more than once",
@@ -131,12 +131,12 @@ fn a_shard_that_is_cut_short_is_the_data_set_s_fault() {
     let cache = tempfile::tempdir().expect("a folder");
     let mut job = Job::new(5);
     job.data_fields = format!("format: webDataset{STREAMED}");
-    // Within the padding behind the last file, and behind that.
+    // Within the padding after the last file, and after that.
     for missing in [1024 + 100, 1024] {
         fs_err::write(&shard, &whole[..whole.len() - missing]).expect("writes");
         let command = with_key(&server, cache.path());
         job.start_through(command)
-            .ends(3, &["s3://images/set/train-000.tar", "it has no mark of its end"]);
+            .ends(3, &["s3://images/set/train-000.tar", "it has no end marker"]);
     }
 }
 
@@ -171,11 +171,11 @@ fn what_cannot_be_streamed_is_refused_before_a_step() {
     job.data_fields = format!("format: parquet{STREAMED}");
     let command = || with_key(&server, cache.path());
     job.start_through(command())
-        .ends(2, &["s3://images/set is not there"]);
+        .ends(2, &["s3://images/set does not exist"]);
     let mut stranger = command();
     stranger.env("AWS_SECRET_ACCESS_KEY", "other");
     job.start_through(stranger)
-        .ends(2, &["s3://images/set may not be read"]);
+        .ends(2, &["access to s3://images/set was denied"]);
     let bucket = server.files.path().join("images/set");
     fs_err::create_dir(&bucket).expect("a folder");
     fs_err::write(bucket.join("notes.txt"), "none").expect("writes");

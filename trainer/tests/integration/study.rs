@@ -25,7 +25,7 @@ spec:
       checkpoint: {volume: {persistentVolumeClaim: {claimName: unused}}}
 ";
 
-/// A study in a folder of its own.
+/// A study in a new folder.
 struct Study {
     folder: tempfile::TempDir,
 }
@@ -55,7 +55,7 @@ impl Study {
         self.command().output().expect("starts")
     }
 
-    /// Logs of all repetitions that were kept.
+    /// Logs of all kept repetitions.
     fn logs(&self) -> Vec<PathBuf> {
         self.files("log.jsonl")
     }
@@ -100,7 +100,7 @@ fn a_study_is_measured_once_and_reported() {
     );
     assert_eq!(study.logs().len(), 6, "{text}");
     assert!(study.files("point").is_empty(), "checkpoints are not kept");
-    // Runs are shorter than a line of a log would be: that there are steps after the warm-up is no chance.
+    // Runs are shorter than a log line: steps after the warm-up are intended.
     for log in study.logs() {
         let log = fs_err::read_to_string(log).expect("reads");
         assert!(log.contains(r#""step":2,"#), "{log}");
@@ -116,7 +116,7 @@ fn a_study_is_measured_once_and_reported() {
         assert_eq!(point["repetitions"], 2, "{point}");
         let seconds = |field: &str| point[field]["median"].as_f64().expect("seconds");
         let step = seconds("stepSeconds");
-        // Of a single rank computing is all of a step, but for rounding.
+        // A single rank only computes, except for rounding.
         let most = step * (1.0 + 1e-9);
         let parts = ["computeSeconds", "exposedSeconds", "stragglerSeconds"];
         assert!(
@@ -136,7 +136,7 @@ fn a_study_is_measured_once_and_reported() {
         "one rank waits for nobody"
     );
 
-    // Another manifest over the same folder measures what is new, and only that.
+    // Another manifest for the same folder measures only what is new.
     let times = |files: &[PathBuf]| -> Vec<_> {
         files
             .iter()
@@ -159,7 +159,7 @@ fn a_study_is_measured_once_and_reported() {
     assert_eq!(text.matches("from an earlier run").count(), 4, "{text}");
     assert_eq!(times(&kept), before);
     assert_eq!(study.logs().len(), 8);
-    // The report can be made again from the folder alone.
+    // The report can be recreated from the folder alone.
     fs_err::remove_file(study.output().join("report.html")).expect("removes");
     let again = Command::new(TRAINER)
         .args(["study", "report"])
@@ -201,7 +201,7 @@ fn a_run_that_fails_is_told_and_the_others_are_measured() {
         "{}",
         point(2)
     );
-    // What failed is tried again, what was measured is not.
+    // Failed runs are retried, measured ones are not.
     let text = String::from_utf8_lossy(&study.run().stdout).into_owned();
     assert_eq!(
         (
@@ -251,7 +251,7 @@ fn a_study_that_is_stopped_keeps_whole_runs_only_and_goes_on() {
     );
     assert_eq!(study.report()["points"][1]["failures"][0], "not run yet");
 
-    // One that is killed leaves its unfinished run, which the next removes.
+    // A killed study leaves its unfinished run, which the next removes.
     let mut child = study.command().stdout(Stdio::null()).spawn().expect("starts");
     await_condition("the long run trains", || {
         log(&study).is_some_and(|log| log.contains("\"train\""))
@@ -277,7 +277,7 @@ fn a_study_that_is_stopped_keeps_whole_runs_only_and_goes_on() {
             > 0.0
     );
 
-    // What the emulated device refers to stays with the study, and is looked at before anything is run.
+    // The emulated device's calibration stays with the study, and is checked before any run.
     let calibration = study.output().join("calibration.json");
     let kept: Value = serde_json::from_slice(&fs_err::read(&calibration).expect("it is kept")).expect("JSON");
     assert_eq!(kept.as_array().map(Vec::len), Some(1), "{kept}");
@@ -363,12 +363,12 @@ fn nodes_of_a_study_may_be_elsewhere() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(
-        told.contains("--addresses and --launcher are for vit-trainer alone"),
+        told.contains("--addresses and --launcher are for vit-trainer only"),
         "{told}"
     );
 }
 
-/// A trainer of a few lines: every rank checks its place, rank 0 writes a log of ten steps.
+/// A trainer of a few lines: every rank checks its environment, rank 0 writes a log of ten steps.
 const EXTERNAL: &str = r#"
 test "$RANK" -lt "$WORLD_SIZE" && test "$LOCAL_RANK" = 0 && test "$GROUP_RANK" = "$RANK" && test "$MASTER_PORT" -gt 0
 test "$PET_NNODES" = 2 && test "$PET_NODE_RANK" = "$RANK" && test "$PET_NPROC_PER_NODE" = 1
@@ -414,7 +414,7 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
             variants.join(", ")
         ),
     );
-    // A child that the shell, which becomes the study, has started before.
+    // A child started earlier by the shell that becomes the study.
     let output = Command::new("sh")
         .args([
             "-c",
@@ -423,7 +423,7 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
             TRAINER,
         ])
         .args(study.command().get_args())
-        // What the user has set stays.
+        // The user's settings are kept.
         .env("OMP_NUM_THREADS", "3")
         .output()
         .expect("starts");
@@ -458,9 +458,7 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         assert_eq!(good[field]["median"], expected, "{good}");
     }
     assert!(
-        text.contains(
-            "kinds-r2-b4-is-lucky #1: failed, and is tried again: sh ended with exit status: 4 on node 0"
-        ),
+        text.contains("kinds-r2-b4-is-lucky #1: failed, retrying: sh ended with exit status: 4 on node 0"),
         "{text}"
     );
     assert_eq!(point(4)["imagesPerSecond"]["median"], 16.0, "{text}");
@@ -468,11 +466,11 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         (2, "sh ended with exit status: 3 on node 1: no GPU here"),
         (
             3,
-            "it has written no log: rank 0 of another trainer writes it to $VIT_LOG",
+            "it has written no log: rank 0 of another trainer must write it to $VIT_LOG",
         ),
         (
             5,
-            "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 8 images a step in place of 2 ranks with 8 \
+            "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 8 images a step instead of 2 ranks with 8 \
              images a step",
         ),
     ] {
@@ -500,7 +498,7 @@ fn assert_nothing_runs(command: &str) {
     assert!(left.is_empty(), "{}", String::from_utf8_lossy(&left));
 }
 
-/// What stands in the place of the first run's agent does not listen, as ranks that read from storage which has gone.
+/// In place of the first run's agent: it ignores signals, like ranks blocked on lost storage.
 #[test]
 fn a_run_that_does_not_stop_in_time_is_killed() {
     let study = Study::new(
@@ -526,7 +524,7 @@ fn a_run_that_does_not_stop_in_time_is_killed() {
     assert_nothing_runs(&deaf.display().to_string());
 }
 
-/// In place of a contender: checks what it is given, and says nothing more. It is started for both ranks of a node.
+/// In place of a contender: checks its environment silently, for both ranks of a node.
 const CHECK: &str = "
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -576,7 +574,7 @@ fn contenders_follow_all_that_the_example_says_and_refuse_what_they_would_not_do
         assert!(failure.starts_with("it has written no log"), "{failure}");
     }
     assert!(
-        refused.ends_with("training.clipGradNorm is 1.0: must be left out"),
+        refused.ends_with("training.clipGradNorm is 1.0: must be omitted"),
         "{refused}"
     );
 }
@@ -603,7 +601,7 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
             .replace(from, to);
         fs_err::write(&manifest, text).expect("writes");
     };
-    // A warm-up that leaves nothing is no reason to train again, or to lose what there is.
+    // A warm-up that leaves nothing is no reason to train again, or to lose results.
     rewrite("warmupSteps: 0", "warmupSteps: 1000");
     let output = study.run();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -620,7 +618,7 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
     assert!(study.run().status.success());
     assert_eq!(logs(&study), before);
 
-    // Other data make other runs.
+    // Other data need other runs.
     let data = study.folder.path().join("data");
     fs_err::create_dir(&data).expect("a folder");
     let output = study.command().arg("--data").arg(&data).output().expect("starts");
@@ -631,7 +629,7 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
     );
     assert_ne!(logs(&study), before);
 
-    // What cannot be read is refused before anything is lost by it.
+    // Unreadable paths are refused before results are lost.
     let of_data = logs(&study);
     for option in ["--pretrained", "--data"] {
         let output = study.command().args([option, "/gone"]).output().expect("starts");
@@ -643,7 +641,7 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
     }
     assert_eq!(logs(&study), of_data);
 
-    // Other weights to start from make other runs, too, which fail here.
+    // Other initial weights need other runs too, which fail here.
     let weights = study.folder.path().join("weights.safetensors");
     fs_err::write(&weights, "none").expect("writes");
     let output = study.command().arg("--pretrained").arg(&weights).output();
@@ -654,7 +652,7 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
         "{text}"
     );
 
-    // A study in its own folder stays as somebody has written it.
+    // A study in its own folder stays as the user wrote it.
     let written = fs_err::read_to_string(&manifest).expect("reads") + "# mine\n";
     fs_err::write(&manifest, &written).expect("writes");
     let mut here = Command::new(TRAINER);

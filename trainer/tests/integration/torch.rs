@@ -1,4 +1,4 @@
-//! The same as PyTorch trains on ranks that divide a model: `tests/peers/divided_training.py` has made the weights.
+//! The same as PyTorch on ranks that shard a model: `tests/peers/divided_training.py` made weights.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn golden(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// The weights after ten steps of the golden's twelve images from its weights.
+/// The weights after ten steps from the golden's weights on its twelve images.
 fn trained(
     ranks: u32,
     micro_batch: u32,
@@ -51,7 +51,7 @@ fn zero_trains_what_fsdp2_trains() {
     }
 }
 
-/// Half weights end as near to what 32 bits train as those of FSDP2 with `MixedPrecisionPolicy`.
+/// Half weights end as close to 32-bit training as those of FSDP2 with `MixedPrecisionPolicy`.
 #[test]
 fn half_weights_of_zero_lose_no_more_than_those_of_fsdp2() {
     let exact = weights_of(&golden("divided/fsdp2.safetensors"));

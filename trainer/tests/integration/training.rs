@@ -1,4 +1,4 @@
-//! What training computes: the same whatever the number of ranks, and the same across a stop.
+//! Training results do not depend on the number of ranks or on a stop.
 
 use crate::common::{HELD_OUT, Job, assert_same_files, bytes, distance};
 use crate::device::{Device, on_each_device};
@@ -14,7 +14,7 @@ on_each_device!(
 fn ranks_and_accumulation_only_divide_the_work() {
     let train = |nodes, ranks_per_node, micro_batch, accumulation| {
         let mut job = Job::new(50);
-        // Drops by a mask in the second block, and computes for some images only in the third.
+        // Skips by a mask in the second block, and computes only some images in the third.
         job.model = job.model.replace("depth: 2", "depth: 3, dropPath: 0.2");
         (job.nodes, job.ranks_per_node) = (nodes, ranks_per_node);
         (job.micro_batch, job.accumulation) = (micro_batch, accumulation);
@@ -31,7 +31,7 @@ fn ranks_and_accumulation_only_divide_the_work() {
     for (what, other) in [("2 nodes", &nodes), ("2 ranks with accumulation", &ranks)] {
         let distance = distance(&one.weights(), &other.weights());
         assert!(distance < 1e-4, "{what}: weights differ by {distance}");
-        // Uneven shares, and still every held-out image exactly once.
+        // Uneven shares, but every held-out image exactly once.
         for evaluation in other.log("evaluation") {
             assert_eq!(evaluation["images"], HELD_OUT, "{what}: {evaluation}");
         }
@@ -47,7 +47,7 @@ fn ranks_and_accumulation_only_divide_the_work() {
         };
         assert_eq!(correct(other), correct(&one), "{what}");
     }
-    // 50 images are 6 steps of 8 an epoch; the last 2 images are dropped.
+    // 50 images are 6 steps of 8 per epoch; the last 2 images are dropped.
     assert_eq!(one.log("train").last().expect("a line")["step"], 12);
 }
 
@@ -64,7 +64,7 @@ fn a_run_that_was_stopped_continues_bit_by_bit() {
     assert_same_files(&whole, &parts, &files, "a run that was stopped");
 }
 
-/// An evaluation may take longer than the time that Kubernetes gives a pod to stop.
+/// An evaluation may last longer than the grace period of a pod.
 fn a_stop_ends_an_evaluation_which_the_next_attempt_begins_anew() {
     let mut job = Job::new(8);
     job.hold_out(4000);
@@ -99,7 +99,7 @@ fn a_run_continues_with_another_number_of_ranks() {
     job.run_well();
     let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
     assert_eq!(state["position"]["epoch"], 15);
-    // A finished run has nothing left to do, and fewer epochs than it has are most likely a mistake.
+    // A finished run has nothing left to do, and fewer epochs than done are likely a mistake.
     job.run_well();
     job.epochs = 14;
     job.ends(

@@ -1,4 +1,4 @@
-// What libtorch's context (ATen/Context.h) says about arithmetic on GPUs. It is the process's; only CUDA reads it.
+// Arithmetic settings for GPUs (ATen/Context.h), global to the process.
 #include <ATen/Context.h>
 
 #include "error.hpp"
@@ -19,7 +19,7 @@ bool is_enabled(const at::Context& context, SDPBackend backend) {
     case SDPBackend::cudnn_attention:
       return context.userEnabledCuDNNSDP();
     default:
-      // A place for kernels of other vendors' devices.
+      // Kernels for devices of other vendors.
       return false;
   }
 }
@@ -28,12 +28,12 @@ bool is_enabled(const at::Context& context, SDPBackend backend) {
 
 extern "C" {
 
-// Sets how fp32 matrix products are computed, and what attention is computed with.
+// Sets the arithmetic of fp32 matrix products and the attention kernels.
 vit::Status vit_set_arithmetic(bool tf32, bool cudnn_attention) {
   return guarded([&] {
     auto& context = at::globalContext();
-    // This setter keeps both of libtorch's records of the switch, which it wants to agree; setFloat32Precision sets one.
-    // That of cuDNN is for convolutions, of which the model has none.
+    // This setter updates both of libtorch's records of the switch, which must agree;
+    // setFloat32Precision sets one. cuDNN's switch is for convolutions, which the model lacks.
     context.setAllowTF32CuBLAS(tf32);
 
     std::vector<SDPBackend> order{SDPBackend::flash_attention, SDPBackend::efficient_attention, SDPBackend::math};
@@ -44,8 +44,8 @@ vit::Status vit_set_arithmetic(bool tf32, bool cudnn_attention) {
       numbers.push_back(static_cast<int64_t>(backend));
     }
     context.setSDPPriorityOrder(numbers);
-    // The order alone does not keep cuDNN out: on Hopper and Blackwell, the first attention of a process replaces it by
-    // one in which cuDNN is first.
+    // The order alone does not exclude cuDNN: on Hopper and Blackwell, a process's first attention
+    // replaces it by one with cuDNN first.
     context.setSDPUseCuDNN(cudnn_attention);
     context.setSDPUseFlash(true);
     context.setSDPUseMemEfficient(true);
@@ -53,7 +53,7 @@ vit::Status vit_set_arithmetic(bool tf32, bool cudnn_attention) {
   });
 }
 
-// Whether cuDNN may compute attention from now on, and whether it could before.
+// Allows or forbids cuDNN attention from now on, and returns whether it was allowed before.
 vit::Status vit_exchange_cudnn_attention(bool allowed, bool* before) {
   return guarded([&] {
     auto& context = at::globalContext();
@@ -62,8 +62,8 @@ vit::Status vit_exchange_cudnn_attention(bool allowed, bool* before) {
   });
 }
 
-// What is set: whether fp32 products may be in TF32, and the numbers of the `count` backends (at most 5) that are
-// enabled, in their order.
+// The settings: whether fp32 products may use TF32, and the numbers of the `count` enabled backends
+// (at most 5), in order.
 vit::Status vit_arithmetic(bool* tf32, int64_t* backends, size_t* count) {
   return guarded([&] {
     auto& context = at::globalContext();

@@ -1,12 +1,12 @@
-// Autocast of this thread. tch's own never sets a number format.
+// Autocast of this thread. tch's version never sets a number format.
 #include <ATen/autocast_mode.h>
 
 #include "error.hpp"
 
 extern "C" {
 
-// Casts inputs of matrix products to bfloat16, or else float16, on the device type of `tensor` from here on; casts of
-// weights are remembered, so that each is made once.
+// From here on casts inputs of matrix products to bfloat16, or float16, on the device type of
+// `tensor`; each weight is cast once and cached.
 vit::Status vit_autocast_enter(at::Tensor* tensor, bool is_bfloat16) {
   return vit::guarded([&] {
     const auto device = tensor->device().type();
@@ -18,7 +18,7 @@ vit::Status vit_autocast_enter(at::Tensor* tensor, bool is_bfloat16) {
   });
 }
 
-// Ends it and forgets the cast weights: the optimizer is about to change them.
+// Ends autocast and clears the cached weights: the optimizer is about to change them.
 void vit_autocast_leave(at::Tensor* tensor) {
   vit::guarded([&] {
     if (at::autocast::decrement_nesting() == 0) {

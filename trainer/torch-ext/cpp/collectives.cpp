@@ -1,9 +1,9 @@
-// Collectives within forward and backward passes, among ranks that compute one model together.
+// Collectives inside forward and backward passes, among ranks that compute one model together.
 //
-// Each of those ranks has the same loss. Where they divide tokens, gradients are averaged over all of them as if they had
-// different images: where a rank's values go into the losses of all (SumForAll), their gradient is that of the sum of the
-// losses. Where they divide heads, each has the gradients of its own weights, and what all have alike has the same gradient
-// on each (UsedInParts, SumOfParts: the functions f and g of Megatron-LM, arXiv 1909.08053).
+// Each of those ranks has the same loss. Ranks that divide tokens average gradients as if they had
+// different images: values used in all losses have the gradient of their sum (SumForAll). Ranks
+// that divide heads have gradients of their own weights, and the same gradient of common values
+// (UsedInParts, SumOfParts: the functions f and g of Megatron-LM, arXiv 1909.08053).
 #include <memory>
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -25,7 +25,7 @@ struct Collectives : torch::CustomClassHolder {
   Collectives(vit::Group group, std::shared_ptr<vit::TreeReduce> control, std::shared_ptr<vit::SyncRecorder> recorder)
       : group(std::move(group)), control(std::move(control)), recorder(std::move(recorder)) {}
 
-  // Parts that lie one after the other in the first dimension: the i-th of them to the i-th rank, and one from each.
+  // Sends the i-th part along the first dimension to the i-th rank, and receives one from each.
   at::Tensor all_to_all(const at::Tensor& parts, bool in_forward) const {
     auto sent = parts.contiguous();
     auto received = at::empty_like(sent);
@@ -49,9 +49,9 @@ struct Collectives : torch::CustomClassHolder {
   void run(Operation operation, const at::Tensor& sent, bool in_forward, Start start) const {
     const auto device = sent.device();
     const auto interval = Interval::begin(operation, sent.nbytes(), device);
-    auto from = vit::Moment::now(device);
+    auto from = vit::DeviceEvent::now(device);
     vit::noting_end(start()->getFuture(), device, interval)->waitAndThrow();
-    interval->wait.emplace(Interval::Wait{std::move(from), vit::Moment::now(device), in_forward});
+    interval->wait.emplace(Interval::Wait{std::move(from), vit::DeviceEvent::now(device), in_forward});
     if (auto* step = recorder->step()) {
       step->add(interval, control);
     }
@@ -71,7 +71,7 @@ CollectivesPtr kept(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<Collectives>(context->saved_data["collectives"].toCapsule());
 }
 
-// Its own inverse, and so its own transpose.
+// Its own inverse and transpose.
 struct AllToAll : torch::autograd::Function<AllToAll> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& parts, const CollectivesPtr& collectives) {
     keep(context, collectives);
@@ -83,7 +83,7 @@ struct AllToAll : torch::autograd::Function<AllToAll> {
   }
 };
 
-// The sum over the ranks, each of which goes on alike with it to the same loss.
+// The sum over the ranks, each of which uses it identically for the same loss.
 struct SumForAll : torch::autograd::Function<SumForAll> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& values, const CollectivesPtr& collectives) {
     keep(context, collectives);
@@ -95,7 +95,7 @@ struct SumForAll : torch::autograd::Function<SumForAll> {
   }
 };
 
-// The same values on every rank, each of which goes on with them in its own way and adds to their gradient.
+// The same values on every rank; each uses them differently and adds to their gradient.
 struct UsedInParts : torch::autograd::Function<UsedInParts> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& values, const CollectivesPtr& collectives) {
     keep(context, collectives);
@@ -107,7 +107,7 @@ struct UsedInParts : torch::autograd::Function<UsedInParts> {
   }
 };
 
-// The sum of what the ranks have made in parts. From here on they go on alike, so each has its gradient.
+// The sum of the ranks' parts. All use it identically, so each part gets its gradient.
 struct SumOfParts : torch::autograd::Function<SumOfParts> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& values, const CollectivesPtr& collectives) {
     return collectives->sum(values, /*in_forward=*/true);

@@ -1,4 +1,4 @@
-// What the caching allocators of devices count.
+// Counters of the caching allocators of devices.
 #include <ATen/DeviceAccelerator.h>
 
 #include "error.hpp"
@@ -7,7 +7,7 @@ using vit::guarded;
 
 extern "C" {
 
-// Most bytes that tensors on a CUDA device have had at once.
+// Peak bytes of tensors on a CUDA device.
 vit::Status vit_peak_cuda_bytes(int index, uint64_t* bytes) {
   return guarded([&] {
     const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(static_cast<c10::DeviceIndex>(index));

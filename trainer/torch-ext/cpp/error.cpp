@@ -23,8 +23,8 @@ const char* vit_last_error() {
   return vit::last_error.c_str();
 }
 
-// Ends the process without static destructors: libtorch's run while threads of a process group still use what they
-// destroy.
+// Exits the process without static destructors: libtorch's run while threads of a process group
+// still use what they destroy.
 void vit_exit_now(int code) {
   _exit(code);
 }

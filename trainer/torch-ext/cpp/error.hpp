@@ -1,6 +1,6 @@
 #pragma once
-// How a C++ exception reaches Rust: every function of the border returns a Status, and the message of a failed call
-// stays with the thread that made it until its next failed call.
+// How a C++ exception reaches Rust: every interface function returns a Status. The message of a
+// failed call stays with its thread until the next failed call.
 #include <exception>
 #include <string>
 
@@ -18,7 +18,7 @@ enum Status : int {
 
 Status remember_error(Status status, const char* message) noexcept;
 
-// Runs `body`; whatever it throws becomes a Status and a remembered message. Nothing passes the border.
+// Runs `body` and turns any exception into a Status and a stored message.
 template <typename Body>
 Status guarded(Body&& body) noexcept {
   try {

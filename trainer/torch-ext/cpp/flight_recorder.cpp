@@ -1,4 +1,4 @@
-// What c10d's flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp) knows of this process's collectives.
+// Collectives of this process, from c10d's FlightRecorder.hpp.
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 
 #include "error.hpp"
@@ -6,15 +6,15 @@
 
 extern "C" {
 
-// How many reductions by messages this process has begun, and how many of them have ended.
+// Reductions by messages that this process has started, and those completed.
 void vit_reductions_by_messages(uint64_t* begun, uint64_t* ended) {
-  // An end that comes in between is not counted before its beginning.
+  // This order never counts an end before its start.
   *ended = vit::TreeReduce::ended;
   *begun = vit::TreeReduce::begun;
 }
 
-// Gives the collectives of Gloo's groups that are still recorded to `take`, as JSON; finished ones too. Safe beside
-// running collectives, except a group's first: the recorder notes groups in a map without a lock.
+// Passes the recorded collectives of Gloo's groups to `take`, as JSON. Safe during collectives,
+// except a group's first: the recorder adds groups to a map without a lock.
 vit::Status vit_flight_record(void (*take)(void* out, const char* text, size_t length), void* out) {
   return vit::guarded([&] {
     const auto json = c10d::dump_fr_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false);

@@ -1,5 +1,5 @@
-// Copies of many tensors of a device in the host's memory, as for a checkpoint. Only two buffers are pinned, whatever the size of
-// the tensors: libtorch rounds each pinned block up to a power of two, and keeps it for the rest of the process's life.
+// Copies of many device tensors in host memory. Only two buffers are pinned: libtorch rounds each
+// pinned block up to a power of two and keeps it until the process exits.
 #include <array>
 #include <cstring>
 #include <optional>
@@ -19,7 +19,7 @@ class HostCopies {
  public:
   explicit HostCopies(c10::Device device) : device_(device) {}
 
-  // Begins to copy a tensor, in 32 bits: its values are there after `finish`.
+  // Starts copying a tensor, in 32 bits; its values are complete after `finish`.
   at::Tensor add(const at::Tensor& tensor) {
     c10::NoGradGuard no_grad;
     if (tensor.device().is_cpu()) {
@@ -30,7 +30,7 @@ class HostCopies {
     for (int64_t begin = 0; begin < source.numel(); begin += kNumbers) {
       const auto count = std::min(kNumbers, source.numel() - begin);
       auto& buffer = buffers_[next_++ % buffers_.size()];
-      // What the buffer held of a part before.
+      // Empties the buffer of an earlier part.
       flush(buffer);
       if (!buffer.pinned.defined()) {
         buffer.pinned = at::empty({kNumbers}, at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
@@ -50,13 +50,13 @@ class HostCopies {
   }
 
  private:
-  // 32 MiB: a copy of so much keeps the link busy while the host empties the other one.
+  // 32 MiB: a copy of this size keeps the link busy while the host empties the other buffer.
   static constexpr int64_t kNumbers = int64_t{8} << 20;
 
   struct Buffer {
     at::Tensor pinned{};
     std::optional<c10::Event> copied{};
-    // Where its values belong.
+    // Destination of its values.
     at::Tensor target{};
   };
 

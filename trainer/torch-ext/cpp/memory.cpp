@@ -34,7 +34,7 @@ struct Meter {
 
 extern "C" {
 
-// Counts from now on what this thread allocates less what it frees.
+// Counts from now on the bytes that this thread allocates minus those it frees.
 vit::Status vit_meter_new(vit::Meter** out) {
   return guarded([&] { *out = new vit::Meter(); });
 }

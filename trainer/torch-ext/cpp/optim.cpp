@@ -1,4 +1,4 @@
-// Multi-tensor operations on all parameters at once, which tch's generator leaves out.
+// Multi-tensor operations on all parameters, which tch's generator omits.
 #include <optional>
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ using vit::tensor_list;
 
 namespace vit {
 
-// Numbers of a step of AdamW or LAMB.
+// Parameters of a step of AdamW or LAMB.
 struct AdamNumbers {
   double learning_rate;
   double beta1;
@@ -22,14 +22,14 @@ struct AdamNumbers {
   double epsilon;
 };
 
-// What the device decides of a step: float scalars there, where parameters need not be. Gradients are divided by
-// `grad_scale`, where there is one; with 1 in `found_inf` nothing changes.
+// The device's decision on a step: float scalars there, even if the parameters are elsewhere.
+// Gradients are divided by `grad_scale`, if any; if `found_inf` is 1 nothing changes.
 struct Gate {
   const at::Tensor* grad_scale;
   const at::Tensor* found_inf;
 };
 
-// Numbers of a step of SGD.
+// Parameters of a step of SGD.
 struct SgdNumbers {
   double learning_rate;
   double momentum;
@@ -41,8 +41,8 @@ struct SgdNumbers {
 
 namespace {
 
-// Uninitialised tensors shaped like those of `list`, all in one flat piece of memory, so that one kernel can go over
-// them together.
+// Uninitialized tensors shaped like those of `list`, in one flat block of memory, so that one
+// kernel can process them together.
 std::pair<at::Tensor, std::vector<at::Tensor>> flat_like(const std::vector<at::Tensor>& list) {
   int64_t total = 0;
   for (const auto& tensor : list) {
@@ -59,15 +59,15 @@ std::pair<at::Tensor, std::vector<at::Tensor>> flat_like(const std::vector<at::T
   return {flat, views};
 }
 
-// Elements that LAMB updates at a time: bounds the memory of its intermediate values, three times this many floats.
+// Elements per LAMB update; bounds its intermediate values to three times this many floats.
 constexpr int64_t kLambElements = 1 << 24;
 
-// 1 - beta^step for a scalar `step`, of which the first is 1: a step that is not taken may leave it at 0.
+// 1 - beta^step for a scalar `step`, 1 for the first: a skipped step may leave it at 0.
 at::Tensor bias_correction(double beta, const at::Tensor& step) {
   return 1.0 - at::pow(beta, step.to(at::kDouble).clamp_min(1.0));
 }
 
-// A step's scalars where the parameters are. The host knows their values only where that is the CPU.
+// A step's scalars on the device of the parameters. The host knows their values only on the CPU.
 struct Scalars {
   at::Tensor found_inf;
   std::optional<at::Tensor> grad_scale;
@@ -79,13 +79,13 @@ struct Scalars {
   }
 };
 
-// Ranks that each have pieces of the same tensors, if there are such, and where they meet.
+// Ranks that have pieces of the same tensors, if any, and the device on which they communicate.
 struct Ranks {
   const vit::Group* group;
   at::Device device;
 };
 
-// The Euclidean norms of the tensors that these are, or that they are the pieces of on this one of `ranks`.
+// The Euclidean norms of the tensors, or of those whose pieces they are on one of `ranks`.
 at::Tensor norms_of(const std::vector<at::Tensor>& tensors, const Ranks& ranks) {
   auto norms = at::stack(at::_foreach_norm(tensors, 2));
   if (ranks.group == nullptr) {
@@ -108,7 +108,7 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
   if (scalars.grad_scale) {
     flat.div_(*scalars.grad_scale);
   }
-  // Gradients of a step that is not taken may be no numbers, which no factor makes zero.
+  // Gradients of a skipped step may not be finite, and no factor makes those zero.
   flat.masked_fill_(is_skipped, 0.0);
   at::_foreach_mul_(first, at::where(is_skipped, 1.0, numbers.beta1).to(type));
   at::_foreach_add_(first, updates, 1.0 - numbers.beta1);
@@ -123,12 +123,12 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
   at::_foreach_div_(updates, denominators);
   if (numbers.weight_decay != 0.0) {
     at::_foreach_add_(updates, weights, numbers.weight_decay);
-    // Where several ranks have the same, both norms grow alike, and the ratio stays.
+    // Copies on several ranks increase both norms equally, and the ratio stays.
     const auto weight_norms = norms_of(weights, ranks);
     const auto update_norms = norms_of(updates, ranks);
     const auto is_usable = (weight_norms > 0).logical_and_(update_norms > 0);
     const auto ratios = at::where(is_usable, weight_norms / update_norms, 1.0).to(type) * taken;
-    // One multiplication over the flat memory, where a factor for each tensor would be a launch for each.
+    // One multiplication over the flat memory; a factor per tensor would need a launch per tensor.
     flat.mul_(at::repeat_interleave(ratios, sizes, 0, flat.numel()));
   } else {
     flat.mul_(taken);
@@ -140,8 +140,8 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
 
 extern "C" {
 
-// One AdamW step of all parameters in one call. `step` is a float scalar beside the gate's, 1 for the first step. Contract of
-// at::_fused_adamw_: the caller has counted the step already.
+// One AdamW step of all parameters in one call. `step` is a float scalar on the gate's device, 1
+// for the first step: at::_fused_adamw_ requires that the caller has counted it already.
 vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
                             at::Tensor* const* second_moments, size_t count, at::Tensor* step, const vit::Gate* gate,
                             const vit::AdamNumbers* numbers) {
@@ -158,8 +158,8 @@ vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gr
   });
 }
 
-// One SGD step of all parameters in one call; without momentum there are no buffers. A buffer of zeros before the
-// first step gives what torch.optim.SGD gets by starting from the first gradient, as dampening is 0.
+// One SGD step of all parameters in one call; without momentum there are no buffers. Starting from
+// zero buffers equals torch.optim.SGD, which starts from the first gradient, as dampening is 0.
 vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* momentum_buffers,
                           size_t count, const vit::Gate* gate, const vit::SgdNumbers* numbers) {
   return guarded([&] {
@@ -173,10 +173,10 @@ vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* grad
   });
 }
 
-// One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is a
-// scalar beside the gate's, 1 for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
-// Where there are `ranks`, each of which calls this, the parameters are this one's pieces of parameters with
-// `whole_sizes` elements, and may be empty.
+// One LAMB step of all parameters; as in timm's Lamb, the trust ratio applies only with weight
+// decay. `step` is a scalar on the gate's device, 1 for the first. `sizes` holds the element counts
+// of the parameters, int32 on their device. With `ranks`, each of which calls this, the parameters
+// are this rank's pieces, maybe empty, of parameters with `whole_sizes` elements.
 vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
                      at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, const int64_t* whole_sizes,
                      const vit::Group* ranks, at::Tensor* step, const vit::Gate* gate, const vit::AdamNumbers* numbers) {
@@ -188,7 +188,7 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
     const auto here = step->to(device);
     for (size_t start = 0; start < count;) {
       size_t end = start;
-      // Of whole sizes, so that all ranks take the same parameters at a time.
+      // By whole sizes, so that all ranks process the same parameters at a time.
       for (int64_t elements = 0; end < count && (end == start || elements + whole_sizes[end] <= kLambElements); ++end) {
         elements += whole_sizes[end];
       }
@@ -200,7 +200,7 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
   });
 }
 
-// Writes the Euclidean norm over the elements of all tensors together into the float scalar `norm`, which is on their
+// Writes the Euclidean norm over all elements of all tensors to the float scalar `norm` on their
 // device.
 vit::Status vit_global_norm(at::Tensor* const* tensors, size_t count, at::Tensor* norm) {
   return guarded([&] {
@@ -218,8 +218,8 @@ vit::Status vit_zero(at::Tensor* const* tensors, size_t count) {
   });
 }
 
-// Copies `values` into `targets`, which may be of another number format. Between the host and a device copies are queued
-// together, formats are changed on the device, which is faster at it, and the call returns once all copies are done.
+// Copies `values` into `targets`, which may have another number format. Copies between host and
+// device are queued together and converted on the device; the call waits for all.
 vit::Status vit_copy(at::Tensor* const* targets, at::Tensor* const* values, size_t count) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -233,7 +233,7 @@ vit::Status vit_copy(at::Tensor* const* targets, at::Tensor* const* values, size
   });
 }
 
-// Moves `averages` towards `values` by the share `weight` of the way.
+// Moves `averages` toward `values` by the fraction `weight`.
 vit::Status vit_lerp(at::Tensor* const* averages, at::Tensor* const* values, size_t count, double weight) {
   return guarded([&] {
     c10::NoGradGuard no_grad;

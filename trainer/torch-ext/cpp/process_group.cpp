@@ -15,7 +15,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 namespace {
 
-// Tensors are sent together in buffers of about this size: one by one, each would wait for the network's delay.
+// Size of a message with several tensors; each message pays the network's latency.
 constexpr size_t kBroadcastBytes = size_t{25} << 20;
 
 vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, c10::DeviceType device,
@@ -31,8 +31,8 @@ vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
 
 extern "C" {
 
-// Connects to the store at host:port, and serves it there first where `is_server`. Returns once all `world_size`
-// ranks are connected. Every key gets `prefix`.
+// Connects to the store at host:port; `is_server` serves it there first. Returns once all
+// `world_size` ranks are connected. Every key gets `prefix`.
 vit::Status vit_store_new(const char* host, uint16_t port, bool is_server, size_t world_size, const char* prefix,
                           int64_t timeout_ms, vit::Store** out) {
   return guarded([&] {
@@ -50,7 +50,7 @@ void vit_store_free(vit::Store* store) {
   guarded([&] { delete store; });
 }
 
-// A group of CPU tensors over Gloo, whose connections leave and arrive at `address`.
+// A group for CPU tensors over Gloo, with connections from and to `address`.
 vit::Status vit_group_gloo(vit::Store* store, const char* name, int rank, int world_size, const char* address,
                            int64_t timeout_ms, vit::Group** out) {
   return guarded([&] {
@@ -64,13 +64,13 @@ vit::Status vit_group_gloo(vit::Store* store, const char* name, int rank, int wo
   });
 }
 
-// The entry of the NCCL plugin (nccl/plugin.cpp): creates a ProcessGroupNCCL on a device and connects it, or writes the error
-// into `message`.
+// The entry point of the NCCL plugin (nccl/plugin.cpp): creates a ProcessGroupNCCL on a device and
+// connects it, or writes the error to `message`.
 using NcclBackendNew = int (*)(const c10::intrusive_ptr<c10d::Store>* store, const char* name, int device, int rank,
                                int world_size, int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out,
                                char* message, size_t message_size);
 
-// A group of tensors on the CUDA device of index `device` over NCCL. Every rank of the group calls it.
+// A group for tensors on the CUDA device `device` over NCCL. Every rank of the group calls it.
 vit::Status vit_group_nccl(vit::Store* store, const char* name, int device, int rank, int world_size,
                            int64_t timeout_ms, NcclBackendNew backend_new, vit::Group** out) {
   return guarded([&] {
@@ -87,7 +87,7 @@ void vit_group_free(vit::Group* group) {
   guarded([&] { delete group; });
 }
 
-// Adds up the tensors of all ranks in place.
+// Sums the tensors of all ranks in place.
 vit::Status vit_group_all_reduce_sum(vit::Group* group, at::Tensor* tensor) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -96,7 +96,7 @@ vit::Status vit_group_all_reduce_sum(vit::Group* group, at::Tensor* tensor) {
   });
 }
 
-// Sends a tensor to another rank, or receives one from it. Those between two ranks come in the order in which both ask.
+// Sends or receives a tensor. Tensors between two ranks arrive in order.
 vit::Status vit_group_send(vit::Group* group, at::Tensor* tensor, int to) {
   return guarded([&] {
     std::vector<at::Tensor> tensors{*tensor};
@@ -112,7 +112,7 @@ vit::Status vit_group_receive(vit::Group* group, at::Tensor* tensor, int from) {
   });
 }
 
-// Gives every rank the values that `root` has, as DistributedDataParallel does when it starts.
+// Copies the values of `root` to every rank, as DistributedDataParallel does at the start.
 vit::Status vit_group_broadcast(vit::Group* group, at::Tensor* const* tensors, size_t count, int root) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -125,7 +125,7 @@ vit::Status vit_group_share(vit::Group* group, vit::Group** out) {
   return guarded([&] { *out = new vit::Group(*group); });
 }
 
-// Ends what is under way on the device, and lets nothing begin any more. Another thread may be waiting for it.
+// Aborts operations on the device and refuses new ones. Another thread may wait for them.
 vit::Status vit_group_abort(vit::Group* group) {
   return guarded([&] { group->group->abort(); });
 }

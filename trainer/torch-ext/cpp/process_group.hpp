@@ -4,17 +4,17 @@
 
 namespace vit {
 
-// What a Rust handle points at.
+// The objects behind Rust handles.
 struct Store {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  // Whether it can average, and not only add up.
+  // Whether it can average, not only sum.
   bool averages = false;
-  // Whether it can give each rank its part of a sum and no more. Gloo sends every rank the whole one anyway, and tells of
-  // its end to nobody who does not wait.
+  // Whether it can scatter a sum without sending the whole. Gloo sends every rank the whole sum
+  // anyway, and reports its end only to waiters.
   bool scatters = false;
 };
 

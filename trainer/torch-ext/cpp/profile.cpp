@@ -11,8 +11,8 @@ using vit::guarded;
 
 extern "C" {
 
-// Begins to record the operators of this thread and of the backward passes that it starts and, where `with_cuda`, what
-// GPUs do.
+// Starts recording the operators of this thread and of the backward passes that it starts;
+// `with_cuda` includes GPUs.
 vit::Status vit_profile_begin(bool with_cuda) {
   return guarded([&] {
     std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
@@ -25,7 +25,7 @@ vit::Status vit_profile_begin(bool with_cuda) {
   });
 }
 
-// Ends what this thread began, and writes it as a Chrome trace to the file of this name; without a name it is lost.
+// Ends this thread's profile and writes a Chrome trace to `path`, or discards it.
 vit::Status vit_profile_end(const char* path) {
   return guarded([&] {
     const auto result = profiler::disableProfiler();

@@ -1,4 +1,4 @@
-// Numbers of a device that the host reads later, without waiting until it needs them.
+// Numbers on a device that the host reads later, waiting only when it needs them.
 #include <algorithm>
 #include <optional>
 
@@ -15,7 +15,7 @@ namespace vit {
 
 struct Readback {
   at::Tensor host;
-  // Ends the copy; none where the numbers are the host's already.
+  // Marks the end of the copy; none for numbers on the host.
   std::optional<c10::Event> copied;
 };
 
@@ -23,7 +23,7 @@ struct Readback {
 
 extern "C" {
 
-// Begins to copy `values`, in double precision, to pinned memory of the host.
+// Starts copying `values`, in double precision, to pinned host memory.
 vit::Status vit_readback_new(const at::Tensor* values, vit::Readback** out) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -44,13 +44,13 @@ void vit_readback_free(vit::Readback* readback) {
   guarded([&] { delete readback; });
 }
 
-// Writes the numbers, of which there are `count`, once the copy has ended.
+// Writes the `count` numbers once the copy has ended.
 vit::Status vit_readback_wait(vit::Readback* readback, double* numbers, size_t count) {
   return guarded([&] {
     if (readback->copied) {
       readback->copied->synchronize();
     }
-    TORCH_CHECK(static_cast<size_t>(readback->host.numel()) == count, "other than ", count, " numbers");
+    TORCH_CHECK(static_cast<size_t>(readback->host.numel()) == count, "expected ", count, " numbers");
     std::copy_n(readback->host.const_data_ptr<double>(), count, numbers);
   });
 }

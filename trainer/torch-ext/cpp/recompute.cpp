@@ -1,4 +1,4 @@
-// Activation checkpointing: forward passes that keep less for the backward pass and compute it again there.
+// Activation checkpointing: forward passes that keep less and are recomputed in the backward pass.
 #include <memory>
 
 #include <ATen/ATen.h>
@@ -15,13 +15,13 @@ using torch::autograd::variable_list;
 using vit::guarded;
 
 namespace vit {
-// What a closure of Rust said of its failure, on this thread.
+// The error message of a Rust closure on this thread.
 thread_local std::string closure_error;
 }  // namespace vit
 
 namespace {
 
-// A closure of Rust. `run` gives 0 and a new tensor in `output`, or 1 and vit::closure_error.
+// A Rust closure. `run` returns 0 and a new tensor in `output`, or 1 and vit::closure_error.
 struct Closure : torch::CustomClassHolder {
   using Run = int (*)(void* data, at::Tensor* input, at::Tensor** output);
   using Free = void (*)(void* data);
@@ -40,7 +40,7 @@ struct Closure : torch::CustomClassHolder {
   Free free;
 };
 
-// What autocast does on this thread, for tensors of one device.
+// Autocast state of this thread for one device type.
 struct Autocast {
   at::DeviceType device;
   bool enabled;
@@ -56,7 +56,7 @@ struct Autocast {
   }
 };
 
-// Sets autocast for a scope, without its cache of cast weights: one filled without gradients would be used with them.
+// Sets autocast for a scope, without its cache: casts made without gradients would be reused.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const Autocast& wanted)
@@ -76,9 +76,9 @@ class AutocastGuard {
   bool cache_;
 };
 
-// Keeps the input only, and runs the closure again in the backward pass. The parameters that the closure uses are
-// inputs too, so that their gradients leave through this node: whatever waits for a parameter's gradient (the reducer)
-// sees one, at the usual place.
+// Keeps only the input and runs the closure again in the backward pass. The closure's parameters
+// are inputs too, so that their gradients leave through this node: whatever waits for a gradient
+// (the reducer) gets one, at the usual place.
 struct Recompute : torch::autograd::Function<Recompute> {
   static at::Tensor forward(AutogradContext* context, const c10::intrusive_ptr<Closure>& closure,
                             at::TensorList inputs) {
@@ -134,7 +134,7 @@ struct LinearGradients {
   }
 };
 
-// linear(gelu(x)), which keeps x and not gelu(x).
+// linear(gelu(x)), keeping x and not gelu(x).
 struct GeluLinear : torch::autograd::Function<GeluLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias) {
@@ -150,7 +150,7 @@ struct GeluLinear : torch::autograd::Function<GeluLinear> {
   }
 };
 
-// linear(layer_norm(x)), which keeps x and its statistics and not layer_norm(x).
+// linear(layer_norm(x)), keeping x and its statistics and not layer_norm(x).
 struct NormLinear : torch::autograd::Function<NormLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& weight, const at::Tensor& bias,
@@ -179,12 +179,12 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
 
 extern "C" {
 
-// Says why the closure that is running on this thread fails.
+// Sets the error message of the closure running on this thread.
 void vit_closure_error(const char* message, size_t length) {
   guarded([&] { vit::closure_error.assign(message, length); });
 }
 
-// closure(inputs[0]). Takes over `data` in every case: `free` is called once, when no backward pass can come any more.
+// closure(inputs[0]). Always takes `data`, and calls `free` when no backward pass can follow.
 vit::Status vit_recompute(void* data, Closure::Run run, Closure::Free free, at::Tensor* const* inputs, size_t count,
                           at::Tensor** output) {
   return guarded([&] {

@@ -1,8 +1,8 @@
-// Gradient averaging by the Reducer of PyTorch's DistributedDataParallel, with a communication hook that times it.
+// Gradient averaging by the Reducer of PyTorch's DistributedDataParallel, timed by a hook.
 //
-// The hook does what AllReduceCommHook does (torch/csrc/distributed/c10d/default_comm_hooks.hpp): averages a bucket
-// over all ranks without waiting; where asked to, in bf16, as bf16_compress_hook of PyTorch's Python side does. Besides,
-// it notes when each bucket's all-reduce starts and ends, and starts the arrival just before the step's last bucket.
+// Like AllReduceCommHook of c10d, the hook averages a bucket over all ranks without waiting;
+// optionally in bf16, like PyTorch's bf16_compress_hook. It also records when each bucket's
+// all-reduce starts and ends, and reduces the report just before the step's last bucket.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -36,8 +36,8 @@ class TimedAllReduce : public c10d::CommHookInterface {
     TORCH_CHECK(recorder_->step() != nullptr, "the step was not begun");
     if (bucket.isLast()) {
       recorder_->step()->set_reduced();
-      // Right before the step's last reduction. Ranks that compute a model together arrive though their gradients may be
-      // nobody else's.
+      // Right before the step's last reduction. Ranks that compute a model together report too,
+      // even if no other rank has their gradients.
       if (recorder_->has_peers()) {
         recorder_->arrive(Operation::kAllReduce);
       }
@@ -68,7 +68,7 @@ class TimedAllReduce : public c10d::CommHookInterface {
   }
 
  private:
-  // A future of `buffer` once it has the values of `sent`.
+  // A future of `buffer` with the values of `sent`.
   static FuturePtr copied_back(const FuturePtr& future, at::Tensor sent, at::Tensor buffer) {
     return future->then(
         [sent = std::move(sent), buffer = std::move(buffer)](vit::Future& done) -> c10::IValue {
@@ -99,8 +99,8 @@ struct Reducer {
 
 extern "C" {
 
-// Hooks into the gradients of `parameters`, which must be the same in number, order and shape on every rank of `gradients`.
-// Those ranks compare durations by `control`.
+// Hooks into the gradients of `parameters`, which must be equal in number, order and shape on every
+// rank of `gradients`. Those ranks compare durations through `control`.
 vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Group* gradients, vit::Group* control,
                             vit::RecorderHandle* recorder, size_t bucket_bytes, bool in_bf16, vit::Reducer** out) {
   return guarded([&] {
@@ -133,21 +133,21 @@ vit::Status vit_reducer_begin(vit::Reducer* reducer) {
   return guarded([&] { reducer->recorder->begin(reducer->device); });
 }
 
-// Arms the hooks for the backward pass that follows; without this call a backward pass only accumulates gradients.
-// `arrival` is added up over the ranks during that pass.
-vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
+// Arms the hooks for the next backward pass; without this call a backward pass only accumulates
+// gradients. `report` is summed over the ranks during that pass.
+vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* report) {
   return guarded([&] {
     TORCH_CHECK(reducer->recorder->step() != nullptr, "the step was not begun");
     if (reducer->reducer->should_rebuild_buckets()) {
       reducer->reducer->rebuild_buckets();
     }
-    reducer->recorder->step()->set_arrival(*arrival);
+    reducer->recorder->step()->set_report(*report);
     reducer->reducer->prepare_for_backward({});
   });
 }
 
-// Call it right after the backward pass: the sums of `arrival`, and what is measured of the step. On a device other
-// than the CPU its stream waits for both, and the host does not.
+// Call it right after the backward pass: the sums of `report`, and the step's measurement. On a
+// device other than the CPU its stream waits for both, and the host does not.
 vit::Status vit_reducer_finish(vit::Reducer* reducer, at::Tensor** sums, vit::Measurement** measurement) {
   return guarded([&] {
     const auto step = reducer->recorder->take();

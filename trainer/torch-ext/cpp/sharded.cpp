@@ -1,21 +1,21 @@
-// Data parallelism with divided state: the Zero Redundancy Optimizer (ZeRO, arXiv 1910.02054), whose third stage PyTorch
-// knows as fully sharded data parallelism (FSDP, arXiv 2304.11277).
+// Data parallelism with sharded state: the Zero Redundancy Optimizer (ZeRO, arXiv 1910.02054),
+// whose third stage is PyTorch's fully sharded data parallelism (FSDP, arXiv 2304.11277).
 //
-// The model is a row of units (its blocks, and what lies before and after them). The parameters of a unit that are of one
-// kind lie in one flat tensor, padded so that every rank holds an equal shard of it. A rank keeps weights in 32 bits,
-// optimizer state and gradients for its shard only:
+// The model is a sequence of units (its blocks, and the parts before and after them). Parameters of
+// one kind in a unit share a flat tensor, padded so that every rank has an equal shard. A rank
+// keeps weights in 32 bits, optimizer state and gradients for its shard only:
 //
-// - a unit's gradients are added up over the ranks as soon as its backward pass is done, and each rank keeps its shard of
-//   the mean: in stage 1 after a step's last micro-batch, in stages 2 and 3 after each one;
-// - in stages 1 and 2 the ranks gather all weights once the optimizer has changed them, beside what follows, and the next
-//   forward pass waits for each unit where it begins;
-// - in stage 3 weights are there only while a unit is computed. When one begins, the next one is gathered beside it.
+// - a unit's gradients are summed right after its backward pass, and each rank keeps its shard of
+//   the mean: in stage 1 after a step's last micro-batch, in stages 2 and 3 after each;
+// - in stages 1 and 2 the ranks gather all weights after the optimizer step, in the background; the
+//   next forward pass waits for each unit;
+// - in stage 3 weights exist only while a unit is computed. When one starts, the next is gathered.
 //
-// Where several groups of ranks each divide all of it (hybrid sharding), the ranks that have the same shard in theirs also
-// average its gradient over the groups, once a step, when it is there.
+// With several groups of ranks that each shard everything (hybrid sharding), ranks with the same
+// shard average its gradient over the groups once a step.
 //
-// Parameters stay the same tensors throughout. In stage 3 the storage of the flat tensor that they are views of is given
-// back and allocated anew, so what the forward pass saved for the backward pass finds the weights again.
+// Parameters stay the same tensors. In stage 3 the storage of their flat tensor is freed and
+// allocated again, so the backward pass finds the weights that the forward pass saved.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -42,39 +42,39 @@ using vit::Operation;
 using vit::SyncRecorder;
 using vit::TreeReduce;
 
-// Units whose gradients may be under way at the same time: their memory is given back when they have arrived.
+// Units whose gradients may be in transit at once: their memory is freed on completion.
 constexpr size_t kUnitsReducing = 2;
 
-// A collective that somebody waits for.
-struct UnderWay {
+// A running collective.
+struct PendingCollective {
   FuturePtr future;
   std::shared_ptr<Interval> interval;
 
   void wait(at::Device device, bool in_forward) {
-    auto from = vit::Moment::now(device);
+    auto from = vit::DeviceEvent::now(device);
     future->waitAndThrow();
-    interval->wait.emplace(Interval::Wait{std::move(from), vit::Moment::now(device), in_forward});
+    interval->wait.emplace(Interval::Wait{std::move(from), vit::DeviceEvent::now(device), in_forward});
     future.reset();
   }
 };
 
-// The parameters of a unit that are of one kind.
+// The parameters of one kind in a unit.
 struct Flat {
   std::vector<at::Tensor> parameters;
-  // Where each begins in `full`.
+  // Start of each in `full`.
   std::vector<int64_t> offsets;
   // All values, in the kind of the parameters, which are views of it.
   at::Tensor full;
-  // This rank's shard, in 32 bits or in the kind of the parameters, on the device or in host memory. Where it is of their kind
-  // and they stay, a view of `full`.
+  // This rank's shard, in 32 bits or in the kind of the parameters, on the device or in host
+  // memory. A view of `full` if it has their kind and they stay in memory.
   at::Tensor shard;
   // This rank's shard of the mean gradient, in 32 bits.
   at::Tensor gradient;
   bool has_gradient = false;
-  UnderWay reduction;
-  UnderWay average;
-  UnderWay gather;
-  // What this rank hands to the gather under way.
+  PendingCollective reduction;
+  PendingCollective average;
+  PendingCollective gather;
+  // This rank's input to the running gather.
   at::Tensor sent;
 
   std::vector<at::Tensor> views_of(const at::Tensor& flat) const {
@@ -107,7 +107,7 @@ struct Unit {
   std::vector<Flat> flats;
   Weights weights = Weights::kWhole;
   size_t parameters = 0;
-  // Parameters whose gradient the running backward pass has not computed yet.
+  // Parameters without a gradient yet in the running backward pass.
   size_t missing = 0;
 };
 
@@ -117,22 +117,22 @@ namespace vit {
 
 class Sharded : public std::enable_shared_from_this<Sharded> {
  public:
-  // Ranks that compare durations by `control`.
+  // Ranks that compare durations through `control`.
   struct Ranks {
     Group group;
     std::shared_ptr<TreeReduce> control;
   };
 
-  Sharded(Ranks ranks, std::optional<Ranks> alike, std::shared_ptr<SyncRecorder> recorder, int stage, bool reshards,
+  Sharded(Ranks ranks, std::optional<Ranks> replicas, std::shared_ptr<SyncRecorder> recorder, int stage, bool reshards,
           bool in_bf16)
       : group_(std::move(ranks.group)),
         control_(std::move(ranks.control)),
-        alike_(std::move(alike)),
+        replicas_(std::move(replicas)),
         recorder_(std::move(recorder)),
         stage_(stage),
         reshards_(reshards),
         in_bf16_(in_bf16) {
-    TORCH_CHECK(group_.group->getSize() > 1, "nothing is divided among a single rank");
+    TORCH_CHECK(group_.group->getSize() > 1, "sharding needs more than one rank");
   }
 
   ~Sharded() {
@@ -173,9 +173,9 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
   }
 
-  void prepare(const at::Tensor& arrival) {
+  void prepare(const at::Tensor& report) {
     TORCH_CHECK(recorder_->step() != nullptr, "the step was not begun");
-    recorder_->step()->set_arrival(arrival);
+    recorder_->step()->set_report(report);
     is_last_pass_ = true;
     units_reduced_ = 0;
   }
@@ -233,7 +233,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     if (stage_ < 3 || !reshards_) {
       return;
     }
-    // The backward pass begins with the last unit, and needs no weights of the first one: images have no gradient.
+    // Backward starts with the last unit, and needs no weights of the first.
     if (!output.requires_grad()) {
       free(unit);
     } else if (unit + 1 < units_.size()) {
@@ -253,7 +253,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   }
 
  private:
-  // Runs `prepare` when the backward pass comes to `output`. The graph may outlive this.
+  // Runs `prepare` when the backward pass reaches `output`. The graph may outlive this object.
   template <typename Prepare>
   void before_backward(const at::Tensor& output, Prepare prepare) {
     output.register_hook([weak = weak_from_this(), prepare](const at::Tensor& gradient) {
@@ -278,10 +278,10 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
   }
 
-  // Starts to add up the gradients of a unit over the ranks.
+  // Starts summing the gradients of a unit over the ranks.
   void reduce(size_t index) {
     c10::NoGradGuard no_grad;
-    // One at a time for each shard, or two micro-batches would be added to it at once.
+    // One at a time per shard, or two micro-batches would be added to it at once.
     const auto is_same = [index](const Reducing& other) { return other.unit == index; };
     while (reducing_.size() >= kUnitsReducing || std::any_of(reducing_.begin(), reducing_.end(), is_same)) {
       for (auto& flat : units_[reducing_.front().unit].flats) {
@@ -304,18 +304,18 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     reducing_.push_back({index, is_last_pass_});
   }
 
-  // The shards of the first unit under way are there. Starts to average them over the groups, if they are whole.
+  // Completes the oldest running reduction; averages whole shards over the groups.
   void finish_reducing() {
     const auto [unit, is_whole] = reducing_.front();
     reducing_.pop_front();
-    if (!alike_ || !is_whole) {
+    if (!replicas_ || !is_whole) {
       return;
     }
     c10::NoGradGuard no_grad;
-    const auto& group = alike_->group;
+    const auto& group = replicas_->group;
     for (auto& flat : units_[unit].flats) {
       flat.average.interval = Interval::begin(Operation::kAllReduce, flat.gradient.nbytes(), device_);
-      recorder_->step()->add(flat.average.interval, alike_->control);
+      recorder_->step()->add(flat.average.interval, replicas_->control);
       c10d::AllreduceOptions options;
       options.reduceOp = group.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
       if (!group.averages) {
@@ -326,8 +326,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
   }
 
-  // The gradients of a flat tensor's parameters, which are dropped, in its layout; what pads it has any value. Divided by
-  // the number of ranks where the group does not.
+  // Moves the gradients of a flat tensor's parameters into its layout, with any values as padding.
+  // Divides them by the number of ranks if the group does not.
   at::Tensor packed_gradients(const Flat& flat) const {
     const auto kind = in_bf16_ ? at::kBFloat16 : flat.full.scalar_type();
     auto buffer = at::empty_like(flat.full, flat.full.options().dtype(kind));
@@ -370,7 +370,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
         c10::TensorType::get());
   }
 
-  // Starts to gather the weights of a unit, where they are not there or on their way.
+  // Starts gathering the weights of a unit unless they are complete or being gathered.
   void gather(size_t index) {
     auto& unit = units_.at(index);
     if (unit.weights != Unit::Weights::kShard) {
@@ -389,7 +389,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     unit.weights = Unit::Weights::kGathering;
   }
 
-  // Returns once the weights of a unit that are on their way are there.
+  // Waits for the running gather of a unit's weights.
   void await(size_t index, bool in_forward) {
     auto& unit = units_.at(index);
     if (unit.weights != Unit::Weights::kGathering) {
@@ -405,7 +405,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     unit.weights = Unit::Weights::kWhole;
   }
 
-  // Gives back the memory of a unit's weights.
+  // Frees the memory of a unit's weights.
   void free(size_t index) {
     await(index, /*in_forward=*/false);
     units_.at(index).weights = Unit::Weights::kShard;
@@ -418,7 +418,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
   }
 
-  // A unit whose gradients are under way, and whether those of the step's last pass are.
+  // A unit whose gradients are being reduced, and whether in the step's last backward pass.
   struct Reducing {
     size_t unit;
     bool is_whole;
@@ -426,8 +426,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
 
   Group group_;
   std::shared_ptr<TreeReduce> control_;
-  // The ranks of other groups that have the same shards, where there are other groups.
-  std::optional<Ranks> alike_;
+  // The ranks with the same shards in other groups, if any.
+  std::optional<Ranks> replicas_;
   std::shared_ptr<SyncRecorder> recorder_;
   int stage_;
   bool reshards_;
@@ -435,14 +435,14 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   at::Device device_ = at::kCPU;
   std::vector<Unit> units_;
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
-  // Of the running step.
+  // State of the running step.
   bool is_last_pass_ = false;
   size_t units_reduced_ = 0;
-  // In the order in which that began.
+  // In the order in which they started.
   std::deque<Reducing> reducing_;
 };
 
-// What a Rust handle points at.
+// The object behind a Rust handle.
 struct ShardedHandle {
   std::shared_ptr<Sharded> sharded;
 
@@ -453,16 +453,16 @@ struct ShardedHandle {
 
 extern "C" {
 
-// Divides among the ranks of `group`, which compare durations by `control`. `alike` and `alike_control` are those of the
-// ranks that have the same shards in other groups; null where there are none.
-vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::Group* alike, vit::Group* alike_control,
+// Shards among the ranks of `group`, which compare durations through `control`. `replicas` and
+// `replicas_control` are the groups of ranks with the same shards; null if there are none.
+vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::Group* replicas, vit::Group* replicas_control,
                             vit::RecorderHandle* recorder, int stage, bool reshards, bool in_bf16,
                             vit::ShardedHandle** out) {
   return guarded([&] {
     const auto& notes = recorder->recorder;
     std::optional<vit::Sharded::Ranks> others;
-    if (alike != nullptr) {
-      others = vit::Sharded::Ranks{*alike, notes->comparing(*alike_control)};
+    if (replicas != nullptr) {
+      others = vit::Sharded::Ranks{*replicas, notes->comparing(*replicas_control)};
     }
     *out = new vit::ShardedHandle{std::make_shared<vit::Sharded>(
         vit::Sharded::Ranks{*group, notes->comparing(*control)}, std::move(others), notes, stage, reshards, in_bf16)};
@@ -473,9 +473,9 @@ void vit_sharded_free(vit::ShardedHandle* sharded) {
   guarded([&] { delete sharded; });
 }
 
-// Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `shard` is this rank's of the
-// weights, and `gradient` that of the gradients. The same on every rank, in the same order. In stage 3 the values of `full`
-// are given back.
+// Adds parameters of one kind to a unit, the same on every rank in the same order. They are views
+// of `full` that start at `offsets`; `shard` is this rank's part of the weights, and `gradient`
+// that of the gradients. Stage 3 frees the values of `full`.
 vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor* const* parameters, const int64_t* offsets,
                             size_t count, at::Tensor* full, at::Tensor* shard, at::Tensor* gradient) {
   return guarded([&] {
@@ -491,17 +491,17 @@ vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor
   });
 }
 
-// Begins a step, whose first gradients replace those of the step before.
+// Begins a step; its first gradients replace those of the previous step.
 vit::Status vit_sharded_begin(vit::ShardedHandle* sharded) {
   return guarded([&] { (*sharded)->begin(); });
 }
 
-// The backward pass that follows is the step's last one; `arrival` is added up over the ranks during it.
-vit::Status vit_sharded_prepare(vit::ShardedHandle* sharded, at::Tensor* arrival) {
-  return guarded([&] { (*sharded)->prepare(*arrival); });
+// Announces the step's last backward pass; `report` is summed over the ranks during it.
+vit::Status vit_sharded_prepare(vit::ShardedHandle* sharded, at::Tensor* report) {
+  return guarded([&] { (*sharded)->prepare(*report); });
 }
 
-// As vit_reducer_finish.
+// See vit_reducer_finish.
 vit::Status vit_sharded_finish(vit::ShardedHandle* sharded, at::Tensor** sums, vit::Measurement** measurement) {
   return guarded([&] {
     auto [found, measured] = (*sharded)->finish();
@@ -510,22 +510,22 @@ vit::Status vit_sharded_finish(vit::ShardedHandle* sharded, at::Tensor** sums, v
   });
 }
 
-// The shards may be changed from now on: what is being gathered of them is there.
+// Waits for running gathers: the shards may be changed from now on.
 vit::Status vit_sharded_settle(vit::ShardedHandle* sharded) {
   return guarded([&] { (*sharded)->settle(); });
 }
 
-// The shards have changed: what the model computes with from now on is theirs.
+// Uses the changed shards for the model from now on.
 vit::Status vit_sharded_publish(vit::ShardedHandle* sharded) {
   return guarded([&] { (*sharded)->publish(); });
 }
 
-// The forward pass is about to use the weights of a unit, which come in their order.
+// Gathers the weights of a unit for the forward pass, in order of units.
 vit::Status vit_sharded_enter(vit::ShardedHandle* sharded, size_t unit) {
   return guarded([&] { (*sharded)->enter(unit); });
 }
 
-// The forward pass has used them; all that it does with the weights of this unit leads to `output`.
+// Releases the weights of a unit after the forward pass; `output` is its only result.
 vit::Status vit_sharded_leave(vit::ShardedHandle* sharded, size_t unit, at::Tensor* output) {
   return guarded([&] { (*sharded)->leave(unit, *output); });
 }

@@ -10,7 +10,7 @@ using vit::guarded;
 namespace vit {
 
 std::shared_ptr<Interval> Interval::begin(Operation operation, uint64_t bytes, at::Device device) {
-  return std::make_shared<Interval>(Interval{operation, bytes, Moment::now(device)});
+  return std::make_shared<Interval>(Interval{operation, bytes, DeviceEvent::now(device)});
 }
 
 double Interval::seconds() const { return std::max(0.0, end->seconds_since(start)); }
@@ -18,28 +18,28 @@ double Interval::seconds() const { return std::max(0.0, end->seconds_since(start
 FuturePtr noting_end(const FuturePtr& future, at::Device device, std::shared_ptr<Interval> interval) {
   return future->then(
       [device, interval = std::move(interval)](Future& done) {
-        interval->end.emplace(Moment::now(device));
+        interval->end.emplace(DeviceEvent::now(device));
         return done.value();
       },
       future->elementType());
 }
 
 void SyncStep::add(std::shared_ptr<Interval> collective, const std::shared_ptr<TreeReduce>& control) {
-  const auto same = [&control](const Compared& compared) { return compared.control == control; };
+  const auto same = [&control](const ComparedGroup& compared) { return compared.control == control; };
   auto found = std::find_if(compared_.begin(), compared_.end(), same);
   if (found == compared_.end()) {
-    found = compared_.insert(found, Compared{control, {}});
+    found = compared_.insert(found, ComparedGroup{control, {}});
   }
   found->collectives.push_back(std::move(collective));
 }
 
 void SyncStep::arrive(Operation reduction, const Group* group, const std::shared_ptr<TreeReduce>& control) {
-  TORCH_CHECK(device_.is_cpu() || group, "only on the CPU can a group of its own add up arrivals");
+  TORCH_CHECK(device_.is_cpu() || group, "only on the CPU can `control` sum reports");
   meeting_ = Interval::begin(reduction, 0, device_);
-  arrival_ = arrival_.to(at::kDouble).clone();
-  std::vector<at::Tensor> tensors{arrival_};
+  report_ = report_.to(at::kDouble).clone();
+  std::vector<at::Tensor> tensors{report_};
   const auto arrived =
-      group ? group->group->allreduce(tensors)->getFuture() : control->start(arrival_, TreeReduce::Op::kSum);
+      group ? group->group->allreduce(tensors)->getFuture() : control->start(report_, TreeReduce::Op::kSum);
   arrived_ = noting_end(arrived, device_, meeting_);
   add(meeting_, control);
 }
@@ -47,16 +47,16 @@ void SyncStep::arrive(Operation reduction, const Group* group, const std::shared
 at::Tensor SyncStep::finish() {
   if (arrived_) {
     arrived_->waitAndThrow();
-    usable_.emplace(Moment::now(device_));
+    usable_.emplace(DeviceEvent::now(device_));
     if (device_.is_cpu()) {
       exchange();
     }
   }
   TORCH_CHECK(is_reduced_, "the backward pass reduced no gradients");
-  return arrival_;
+  return report_;
 }
 
-// Starts to find the least of the ranks' durations, which must be known.
+// Starts computing the least of the ranks' durations, which must be known.
 void SyncStep::exchange() {
   for (auto& compared : compared_) {
     std::vector<double> durations;
@@ -68,8 +68,8 @@ void SyncStep::exchange() {
   }
 }
 
-// Seconds in which some collective was under way, where each took no longer than the least duration over its ranks.
-double SyncStep::under_way(std::optional<Operation> operation) const {
+// Seconds during which a collective ran, with the least duration over its ranks for each.
+double SyncStep::active_seconds(std::optional<Operation> operation) const {
   std::vector<std::pair<double, double>> spans;
   for (const auto& compared : compared_) {
     const auto* least = compared.least.const_data_ptr<double>();
@@ -130,11 +130,11 @@ SyncTimes SyncStep::times() {
   }
   for (size_t operation = 0; operation < kOperations; ++operation) {
     auto& cost = times.of[operation];
-    cost.total = std::max(under_way(static_cast<Operation>(operation)), cost.exposed);
+    cost.total = std::max(active_seconds(static_cast<Operation>(operation)), cost.exposed);
     times.all.exposed += cost.exposed;
     times.all.straggler += cost.straggler;
   }
-  times.all.total = std::max(under_way(std::nullopt), times.all.exposed);
+  times.all.total = std::max(active_seconds(std::nullopt), times.all.exposed);
   return times;
 }
 
@@ -156,11 +156,11 @@ std::shared_ptr<TreeReduce> SyncRecorder::comparing(const Group& control) {
 
 extern "C" {
 
-// Notes what collectives cost a step. `control` is all ranks on the CPU; `arrivals`, all ranks on the device, adds up
-// arrivals, or where it is null `control` does.
-vit::Status vit_recorder_new(vit::Group* arrivals, vit::Group* control, vit::RecorderHandle** out) {
+// Records the cost of collectives. `control` has all ranks on the CPU; `reports`, with all ranks on
+// the device, sums reports. If it is null `control` does.
+vit::Status vit_recorder_new(vit::Group* reports, vit::Group* control, vit::RecorderHandle** out) {
   return guarded([&] {
-    auto group = arrivals ? std::make_optional(*arrivals) : std::nullopt;
+    auto group = reports ? std::make_optional(*reports) : std::nullopt;
     *out = new vit::RecorderHandle{std::make_shared<vit::SyncRecorder>(std::move(group), *control)};
   });
 }
@@ -173,16 +173,16 @@ void vit_measurement_free(vit::Measurement* measurement) {
   guarded([&] { delete measurement; });
 }
 
-// The times of a step that the device has come to the end of. Called some work after its end, it waits for nothing but,
-// on a device other than the CPU, for the other ranks to call it too.
+// The times of a step, which the device must have finished. Called some work later, it does not
+// wait, except on a device other than the CPU, for the other ranks to call it too.
 //
-// straggler: own last gradient ready -> every rank's last gradient ready; and what was waited for other collectives
-//            before every rank had begun them.
-// exposed:   from then -> reduced gradients usable, and the arrival known; and what was waited for other collectives.
-// total:     time in which any collective was under way that every rank had begun, and at least `exposed`.
+// straggler: own last gradient ready -> every rank's last gradient ready; and waiting for other
+//            collectives before every rank had started them.
+// exposed:   from then -> reduced gradients and report usable; and other waiting for collectives.
+// total:     time during which a collective ran that every rank had started; at least `exposed`.
 //
-// A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and
-// exposed where no computation hides it, and not straggler: the arrival, slower too, is as slow on every rank.
+// A rank that is late by D adds D to the others' straggler and to nothing else. A slower network
+// adds to total, and to exposed if no computation hides it, but not to straggler.
 vit::Status vit_measurement_times(const vit::Measurement* measurement, vit::SyncTimes* times) {
   return guarded([&] { *times = measurement->step->times(); });
 }

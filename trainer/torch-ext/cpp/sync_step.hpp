@@ -1,14 +1,14 @@
 #pragma once
-// What synchronisation costs a step, whatever collectives it consists of.
+// Synchronization cost of a step, whatever its collectives.
 //
-// A collective ends no sooner than its last rank has begun it, so its duration on one rank is communication and wait.
-// The rank that came last did not wait: the least duration over the ranks is what communication took, and what other
-// collectives before it in the same queue took. Once their durations are known the ranks exchange them (a few numbers
-// that no step waits for), and each takes from its own ones what was wait. No clocks are compared.
+// A collective ends only after its last rank has started it, so its duration on a rank is
+// communication and waiting. The last rank did not wait: the least duration over the ranks is
+// communication, and earlier collectives in the same queue. The ranks exchange their durations (a
+// few numbers that no step waits for), and each subtracts its waiting. No clocks are compared.
 //
-// Just before the step's last reduction of gradients starts the *arrival*: a sum of a few numbers over all ranks, which
-// ends when the last rank has its last gradient. On the CPU a group of its own adds it up. On another device it stays
-// there, in the queue of the gradients, and the host waits for nothing.
+// Just before the step's last gradient reduction, all ranks sum a *report*: a few numbers, complete
+// when the last rank has its last gradient. On the CPU a separate group sums it. On another device
+// it stays there, in the queue of the gradients, and the host does not wait.
 #include <array>
 #include <memory>
 #include <optional>
@@ -17,7 +17,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 
-#include "moment.hpp"
+#include "device_event.hpp"
 #include "process_group.hpp"
 #include "tree_reduce.hpp"
 
@@ -29,21 +29,21 @@ using FuturePtr = c10::intrusive_ptr<Future>;
 enum class Operation : size_t { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
 constexpr size_t kOperations = 4;
 
-// A collective from its start on this rank to its end. The end is noted before the future completes that the reader
-// waits for, if need be by a process group's thread.
+// A collective from start to end on this rank. The end is recorded before the future completes that
+// readers wait for, maybe by a thread of a process group.
 struct Interval {
-  // From when to when the computation stood still for it.
+  // The time during which computation was stopped for it.
   struct Wait {
-    Moment from;
-    Moment until;
+    DeviceEvent from;
+    DeviceEvent until;
     bool in_forward;
   };
 
   Operation operation;
   uint64_t bytes;
-  Moment start;
-  std::optional<Moment> end{};
-  // Where it is waited for before the step's last gradient is ready.
+  DeviceEvent start;
+  std::optional<DeviceEvent> end{};
+  // Set if it is waited for before the step's last gradient is ready.
   std::optional<Wait> wait{};
 
   static std::shared_ptr<Interval> begin(Operation operation, uint64_t bytes, at::Device device);
@@ -51,11 +51,11 @@ struct Interval {
   double seconds() const;
 };
 
-// A future that completes like `future`, after the end of `interval` is noted. On CUDA a callback runs on a stream that
-// waits for the future's kernels, and those that wait for the result wait for this stream.
+// A future that completes like `future`, after recording the end of `interval`. On CUDA a callback
+// runs on a stream that waits for the future's kernels; users of the result wait for this stream.
 FuturePtr noting_end(const FuturePtr& future, at::Device device, std::shared_ptr<Interval> interval);
 
-// Cost of the collectives of one kind, or of all, in a step.
+// Cost of the collectives of one operation, or of all, in a step.
 struct SyncCost {
   double total;
   double exposed;
@@ -70,66 +70,66 @@ struct SyncTimes {
   double waited_in_forward;
 };
 
-// What is noted of one step.
+// The record of one step.
 class SyncStep {
  public:
-  explicit SyncStep(at::Device device) : device_(device), began_(Moment::now(device)) {}
+  explicit SyncStep(at::Device device) : device_(device), began_(DeviceEvent::now(device)) {}
 
-  // Counts a collective of the ranks that compare their durations by `control`. Those of the same ranks come in the same
-  // order on each of them.
+  // Adds a collective of the ranks that compare durations through `control`. Collectives of the
+  // same ranks come in the same order on each.
   void add(std::shared_ptr<Interval> collective, const std::shared_ptr<TreeReduce>& control);
 
-  // Sets what is added up when this rank's last gradient is ready: a tensor on the device of the gradients, whose group adds
-  // it up there.
-  void set_arrival(const at::Tensor& arrival) {
-    TORCH_CHECK(arrival.device().type() == device_.type(), "the arrival is on ", arrival.device(), ", the gradients are on ", device_);
-    arrival_ = arrival.detach();
+  // Sets the report to sum when this rank's last gradient is ready: a tensor on the device of the
+  // gradients.
+  void set_report(const at::Tensor& report) {
+    TORCH_CHECK(report.device().type() == device_.type(), "the report is on ", report.device(), ", the gradients are on ", device_);
+    report_ = report.detach();
   }
 
-  // The last gradient is ready, and `reduction` is what sums gradients up. All ranks add up the arrival: `group`, or where
-  // there is none `control`.
+  // Sums the report over all ranks, when the last gradient is ready, through `group` or, if null,
+  // through `control`. `reduction` is the operation that sums gradients.
   void arrive(Operation reduction, const Group* group, const std::shared_ptr<TreeReduce>& control);
 
-  // The backward pass came to its last gradient, with or without other ranks.
+  // The backward pass reached its last gradient, with or without other ranks.
   void set_reduced() { is_reduced_ = true; }
 
-  // Call it right after the backward pass. On the CPU the ranks compare their durations from now on, beside what follows.
-  // Gives the sums of the arrival.
+  // Call it right after the backward pass. Returns the sums of the report. On the CPU the ranks
+  // compare their durations from now on, in the background.
   at::Tensor finish();
 
   // See vit_measurement_times.
   SyncTimes times();
 
  private:
-  // Collectives of ranks that compare their durations with each other.
-  struct Compared {
+  // Collectives of ranks that compare durations with each other.
+  struct ComparedGroup {
     std::shared_ptr<TreeReduce> control;
     std::vector<std::shared_ptr<Interval>> collectives;
-    // Their durations, the least over the ranks once `exchanged`.
+    // Their durations; the least over the ranks once `exchanged`.
     at::Tensor least{};
     FuturePtr exchanged{};
   };
 
   void exchange();
-  double under_way(std::optional<Operation> operation) const;
+  double active_seconds(std::optional<Operation> operation) const;
 
   at::Device device_;
-  Moment began_;
-  std::vector<Compared> compared_;
-  at::Tensor arrival_;
+  DeviceEvent began_;
+  std::vector<ComparedGroup> compared_;
+  at::Tensor report_;
   bool is_reduced_ = false;
   FuturePtr arrived_;
-  // From the own last gradient to every rank's.
+  // From this rank's last gradient to every rank's.
   std::shared_ptr<Interval> meeting_;
-  std::optional<Moment> usable_;
+  std::optional<DeviceEvent> usable_;
 };
 
-// Where the collectives of the running step are noted, whatever starts them.
+// Records the collectives of the running step.
 class SyncRecorder {
  public:
-  // Arrivals are added up by `arrivals`, which is of all ranks, or where there is none by `control`.
-  SyncRecorder(std::optional<Group> arrivals, const Group& control)
-      : arrivals_(std::move(arrivals)), all_(comparing(control)) {}
+  // Reports are summed by `reports`, which has all ranks, or without it by `control`.
+  SyncRecorder(std::optional<Group> reports, const Group& control)
+      : reports_(std::move(reports)), all_(comparing(control)) {}
 
   void begin(at::Device device) { step_ = std::make_shared<SyncStep>(device); }
 
@@ -142,26 +142,26 @@ class SyncRecorder {
   // Ends the running step.
   std::shared_ptr<SyncStep> take();
 
-  // The last gradient of the running step is ready, and `reduction` is what sums gradients up.
-  void arrive(Operation reduction) { step_->arrive(reduction, arrivals_ ? &*arrivals_ : nullptr, all_); }
+  // Sums the report when the last gradient of the running step is ready.
+  void arrive(Operation reduction) { step_->arrive(reduction, reports_ ? &*reports_ : nullptr, all_); }
 
-  // What compares the durations of the ranks of `control`.
+  // Compares the durations of the ranks of `control`.
   std::shared_ptr<TreeReduce> comparing(const Group& control);
 
  private:
-  std::optional<Group> arrivals_;
-  // For each group of ranks that compare durations; nothing else uses these groups meanwhile.
+  std::optional<Group> reports_;
+  // One per group of ranks that compare durations; nothing else uses these groups meanwhile.
   std::vector<std::pair<c10::intrusive_ptr<c10d::ProcessGroup>, std::shared_ptr<TreeReduce>>> trees_;
   std::shared_ptr<TreeReduce> all_;
   std::shared_ptr<SyncStep> step_;
 };
 
-// What a Rust handle points at.
+// The object behind a Rust handle.
 struct RecorderHandle {
   std::shared_ptr<SyncRecorder> recorder;
 };
 
-// What a Rust handle points at.
+// The object behind a Rust handle.
 struct Measurement {
   std::shared_ptr<SyncStep> step;
 };

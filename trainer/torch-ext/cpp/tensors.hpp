@@ -6,7 +6,7 @@
 
 namespace vit {
 
-// Copies of the tensor handles (not of their data) that an array of pointers names.
+// Copies of tensor handles (not of their data) from an array of pointers.
 inline std::vector<at::Tensor> tensor_list(at::Tensor* const* tensors, size_t count) {
   std::vector<at::Tensor> list;
   list.reserve(count);

@@ -1,4 +1,4 @@
-// Which operators libtorch dispatches, counted through its RecordFunction (ATen/record_function.h).
+// Counts of dispatched operators, from libtorch's RecordFunction (ATen/record_function.h).
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,11 +13,11 @@ using vit::guarded;
 
 namespace {
 
-// All threads' operators: a backward pass may run on threads of its own.
+// Operators of all threads: a backward pass may run on other threads.
 std::mutex mutex;
 std::map<std::string, uint64_t, std::less<>> counts;
 
-// On the CPU this kernel reads each parameter's step through an operator; on a device it reads them there.
+// On the CPU this kernel reads each parameter's step through an operator; on a device it does not.
 constexpr const char* kReadsItself = "aten::_fused_adamw_";
 thread_local bool is_in_kernel = false;
 struct InKernel : at::ObserverContext {};
@@ -55,7 +55,7 @@ struct Trace {
 
 extern "C" {
 
-// Counts from now on, from zero. One trace at a time.
+// Starts counting from zero. One trace at a time.
 vit::Status vit_trace_new(vit::Trace** out) {
   return guarded([&] {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -72,10 +72,10 @@ void vit_trace_free(vit::Trace* trace) {
   });
 }
 
-// How often the operator of this name, such as "aten::nonzero", was dispatched so far.
+// How often this operator, such as "aten::nonzero", was dispatched so far.
 uint64_t vit_trace_count(const vit::Trace*, const char* name) {
   const std::lock_guard<std::mutex> lock(mutex);
-  // Without a string of its own, which might find no memory: nothing here throws.
+  // No std::string, which might fail to allocate: nothing here throws.
   const auto found = counts.find(std::string_view(name));
   return found == counts.end() ? 0 : found->second;
 }

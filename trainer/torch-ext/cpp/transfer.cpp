@@ -1,5 +1,5 @@
-// Bytes on their way from the host to a device, beside what the device computes: through c10's generic streams and
-// events, which need no header of CUDA.
+// Copies from the host to a device during its other work, with c10's generic streams and events,
+// which need no CUDA headers.
 #include <optional>
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ using vit::guarded;
 namespace vit {
 
 struct Transfer {
-  // What a device has that works on its own. On the CPU a copy has ended when the call returns.
+  // Stream and events of a device. On the CPU a copy has ended when the call returns.
   struct Lane {
     explicit Lane(c10::Device device)
         : guard(device.type()), stream(guard.getStreamFromGlobalPool(device)), copied(device.type()), used(device.type()) {}
@@ -32,12 +32,12 @@ struct Transfer {
         host(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(!place.is_cpu())).zero_()) {
     if (!place.is_cpu()) {
       lane.emplace(place);
-      // The allocator may have taken the memory from operations that are still queued.
+      // The memory may come from operations that are still queued.
       lane->used.record(lane->compute_stream());
     }
   }
 
-  // The device's memory must not go back to the allocator while it is written to.
+  // The device's memory must not be freed while it is written to.
   ~Transfer() {
     guarded([&] { wait(); });
   }
@@ -60,7 +60,7 @@ struct Transfer {
     lane->copied.record(lane->stream);
   }
 
-  // First the device's, whose context pinned memory is then taken from.
+  // Allocated first: pinned memory uses its context.
   at::Tensor device;
   at::Tensor host;
   std::optional<Lane> lane;
@@ -81,7 +81,7 @@ void vit_transfer_free(vit::Transfer* transfer) {
   guarded([&] { delete transfer; });
 }
 
-// Gives the host's memory, once its last copy has ended.
+// Returns the host's memory, after its last copy has ended.
 vit::Status vit_transfer_host(vit::Transfer* transfer, uint8_t** bytes) {
   return guarded([&] {
     transfer->wait();
@@ -89,13 +89,13 @@ vit::Status vit_transfer_host(vit::Transfer* transfer, uint8_t** bytes) {
   });
 }
 
-// Begins to copy the first `bytes` bytes, once what the device does with the last ones is done.
+// Starts copying the first `bytes` bytes, after the device's operations on the last ones.
 vit::Status vit_transfer_send(vit::Transfer* transfer, size_t bytes) {
   return guarded([&] { transfer->send(static_cast<int64_t>(bytes)); });
 }
 
-// Copies a tensor of the host to a device by way of pinned memory, for which the host does not wait. On the CPU the tensor itself.
-// (tch's `pin_memory` names a device, at which libtorch prints a warning each time.)
+// Copies a host tensor to a device through pinned memory, without waiting; on the CPU returns the
+// tensor itself. (tch's `pin_memory` names a device, and libtorch warns about it each time.)
 vit::Status vit_sent(const at::Tensor* tensor, int index, at::Tensor** out) {
   return guarded([&] {
     const auto device = vit::device_of(index);
@@ -103,7 +103,7 @@ vit::Status vit_sent(const at::Tensor* tensor, int index, at::Tensor** out) {
   });
 }
 
-// Gives the device's memory; operations that are queued from now on wait for the copy.
+// Returns the device's memory; operations queued from now on wait for the copy.
 vit::Status vit_transfer_begin_use(vit::Transfer* transfer, at::Tensor** device) {
   return guarded([&] {
     if (transfer->lane) {
@@ -113,7 +113,7 @@ vit::Status vit_transfer_begin_use(vit::Transfer* transfer, at::Tensor** device)
   });
 }
 
-// The next copy waits for the operations that are queued by now.
+// Makes the next copy wait for the operations queued by now.
 vit::Status vit_transfer_end_use(vit::Transfer* transfer) {
   return guarded([&] {
     if (transfer->lane) {

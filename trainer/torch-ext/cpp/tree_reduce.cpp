@@ -5,7 +5,7 @@
 
 namespace {
 
-// The only messages between two ranks of the group, so their order tells them apart.
+// These are the only messages between two ranks of the group, so order identifies them.
 constexpr int kTag = 0;
 
 void combine(at::Tensor& results, const at::Tensor& numbers, vit::TreeReduce::Op op) {
@@ -73,7 +73,7 @@ void TreeReduce::reduce(at::Tensor& numbers, Op op) {
   while (2 * power <= size) {
     power *= 2;
   }
-  // Ranks beyond the power of two hand their numbers to a rank within, and get the results from it.
+  // Ranks beyond the power of two exchange numbers and results with a rank within it.
   if (rank >= power) {
     send(numbers, rank - power)->wait();
     receive(numbers, rank - power);

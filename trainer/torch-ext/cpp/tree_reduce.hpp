@@ -9,15 +9,15 @@
 
 namespace vit {
 
-// Reduces a few numbers over all ranks, on a thread of its own, by recursive doubling: log2 of the ranks rounds, where
-// Gloo's all-reduce passes two times as many messages as there are ranks along a ring (R. Thakur et al., "Optimization
-// of Collective Communication Operations in MPICH", 2005). Every rank gets the same bits. One reduction at a time, in the
-// order in which they were started, which is the same on every rank; meanwhile nothing else uses the group.
+// Reduces a few numbers over all ranks by recursive doubling, on a thread: log2(ranks) rounds,
+// while Gloo's all-reduce passes two messages per rank along a ring (R. Thakur et al., 2005). Every
+// rank gets the same bits. Reductions run one at a time, in the same order on every rank; nothing
+// else uses the group.
 class TreeReduce {
  public:
   enum class Op { kSum, kMin };
 
-  // Reductions of this process, of which c10d's flight recorder knows nothing: it records no messages.
+  // Reductions of this process: c10d's flight recorder does not record messages.
   static std::atomic<uint64_t> begun, ended;
 
   explicit TreeReduce(c10::intrusive_ptr<c10d::ProcessGroup> group);
@@ -25,7 +25,7 @@ class TreeReduce {
   TreeReduce(const TreeReduce&) = delete;
   TreeReduce& operator=(const TreeReduce&) = delete;
 
-  // Begins to reduce `numbers`, doubles on the CPU, in place.
+  // Starts reducing `numbers`, doubles on the CPU, in place.
   c10::intrusive_ptr<c10::ivalue::Future> start(at::Tensor numbers, Op op);
 
  private:

@@ -1,4 +1,4 @@
-// Of ATen/cuda/CUDAContextLight.h, which needs the headers of more CUDA libraries than the plugin does.
+// From ATen/cuda/CUDAContextLight.h, which needs headers of more CUDA libraries.
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>

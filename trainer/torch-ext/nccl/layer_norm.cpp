@@ -1,6 +1,6 @@
-// LayerNorm on a GPU: kernels of this project's own in place of libtorch 2.11's, whose backward pass reads gradients and input
-// several times over and takes 10 % of a step of ViT-B/16 on an H200. NVRTC, which libtorch's own generated kernels need too,
-// compiles them when a row of a new length is first met.
+// LayerNorm on a GPU. The backward pass of libtorch 2.11 reads gradients and input several times
+// and takes 10 % of a step of ViT-B/16 on an H200. NVRTC, which libtorch needs for generated
+// kernels too, compiles these kernels for the first row of each length.
 #include <dlfcn.h>
 
 #include <array>
@@ -28,14 +28,14 @@
 namespace vit {
 namespace {
 
-using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr int kLanes = 32, kWarps = 4;
-// More do not fit into a thread's registers in the backward pass.
+// More do not fit in a thread's registers in the backward pass.
 constexpr int64_t kMostColumns = 1536;
 constexpr int kBlocksPerProcessor = 4;
 
-// A library of CUDA that is loaded while the process runs.
+// A CUDA library loaded at run time.
 class Library {
  public:
   explicit Library(const char* name) : handle_(dlopen(name, RTLD_NOW)) {
@@ -53,11 +53,11 @@ class Library {
   void* handle_;
 };
 
-// What is needed of NVRTC (nvrtc.h).
+// Functions of NVRTC (nvrtc.h).
 struct Compiler {
   using Program = struct NvrtcProgram*;
 
-  // That of libtorch's CUDA, whose headers this is compiled with.
+  // The version of libtorch's CUDA, whose headers are used here.
   Library library{("libnvrtc.so." + std::to_string(CUDA_VERSION / 1000)).c_str()};
   int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) =
       library.get<int(Program*, const char*, const char*, int, const char* const*, const char* const*)>("nvrtcCreateProgram");
@@ -71,7 +71,7 @@ struct Compiler {
 
   std::string run(const char* source, const std::vector<std::string>& options) const {
     Program program = nullptr;
-    TORCH_CHECK(create(&program, source, "layer_norm.cu", 0, nullptr, nullptr) == 0, "NVRTC takes no program");
+    TORCH_CHECK(create(&program, source, "layer_norm.cu", 0, nullptr, nullptr) == 0, "NVRTC rejected the program");
     const std::unique_ptr<Program, int (*)(Program*)> owner(&program, destroy);
     std::vector<const char*> arguments;
     for (const auto& option : options) {
@@ -92,7 +92,7 @@ struct Compiler {
   }
 };
 
-// What is needed of the driver (cuda.h).
+// Functions of the driver (cuda.h).
 struct Driver {
   Library library{"libcuda.so.1"};
   decltype(cuModuleLoadData)* load = library.get<decltype(cuModuleLoadData)>("cuModuleLoadData");
@@ -127,7 +127,7 @@ struct Kernels {
   Kernels(int64_t columns, at::ScalarType format, c10::DeviceIndex device) {
     const auto* properties = at::cuda::getDeviceProperties(device);
     processors = properties->multiProcessorCount;
-    // 16 bytes at once where rows divide into them.
+    // Reads 16 bytes at once if rows are divisible by them.
     int64_t pack = format == at::kFloat ? 4 : 8;
     while (columns % (kLanes * pack) != 0) {
       pack /= 2;
@@ -145,7 +145,7 @@ struct Kernels {
     driver().check(driver().function(&reduce, module, "vit_layer_norm_reduce"));
   }
 
-  // Blocks that take the rows of a pass together.
+  // Blocks that process the rows of a pass together.
   int64_t blocks(int64_t rows) const {
     return std::min<int64_t>((rows + kWarps - 1) / kWarps, int64_t{processors} * kBlocksPerProcessor);
   }
@@ -158,7 +158,7 @@ void launch(CUfunction kernel, int64_t blocks, int warps, Arguments... arguments
                                  c10::cuda::getCurrentCUDAStream().stream(), places, nullptr));
 }
 
-// The driver, unlike CUDA's runtime, needs a context on this thread, also where the device is the one that is set already.
+// The driver needs a context on this thread, even if the device is already set.
 class OnDevice {
  public:
   explicit OnDevice(const at::Tensor& tensor) : guard_(tensor.device()) {
@@ -174,7 +174,7 @@ bool is_plain(const at::Tensor& tensor, const at::Tensor& like) {
          tensor.device() == like.device() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
-// Why a kernel could not be made, of the first one.
+// Why the first failed kernel could not be compiled.
 struct Failure {
   std::mutex mutex;
   std::string text;
@@ -185,7 +185,7 @@ Failure& failure() {
   return first;
 }
 
-// The kernels for rows of `input`; null where libtorch's own are to do it, or to say what is wrong.
+// The kernels for rows of `input`; null to use libtorch's own, also for its error messages.
 const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
                            const std::optional<at::Tensor>& bias) {
   const auto format = input.scalar_type();
@@ -206,7 +206,7 @@ const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const
     try {
       place->second = std::make_unique<Kernels>(shape[0], format, input.get_device());
     } catch (const c10::Error& error) {
-      // Slower, and no reason to end a run.
+      // Slower, but not a reason to end a run.
       const std::lock_guard telling(failure().mutex);
       if (failure().text.empty()) {
         failure().text = error.what_without_backtrace();
@@ -216,7 +216,7 @@ const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const
   return place->second.get();
 }
 
-Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
+TensorTriple forward(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
               const std::optional<at::Tensor>& bias, double epsilon) {
   const OnDevice on_device(input);
   const auto* kernels = kernels_for(input, shape, weight, bias);
@@ -225,7 +225,7 @@ Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optiona
   }
   const long long rows = input.numel() / shape[0];
   auto output = at::empty_like(input);
-  // As libtorch's: one number for each row.
+  // Like libtorch: one number per row.
   auto sizes = input.sizes().vec();
   sizes.back() = 1;
   auto means = at::empty(sizes, input.options().dtype(at::kFloat)), inverse_deviations = at::empty_like(means);
@@ -235,7 +235,7 @@ Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optiona
   return {output, means, inverse_deviations};
 }
 
-Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
+TensorTriple backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
                const at::Tensor& inverse_deviations, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
   const OnDevice on_device(input);
@@ -259,10 +259,10 @@ Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArra
 }  // namespace
 }  // namespace vit
 
-// Puts these kernels in the place of libtorch's for the rest of the process's life; where they cannot be made on this machine,
-// writes why. 0 where it succeeded. Called again, it tells of kernels that could not be made since.
+// Replaces libtorch's kernels for the rest of the process, or writes why that failed. Returns 0 on
+// success. A later call reports compilations that failed since.
 extern "C" int vit_cuda_replace_layer_norm(char* message, size_t message_size) {
-  // libtorch warns of a kernel that is replaced.
+  // libtorch warns about replaced kernels.
   struct Silent : c10::WarningHandler {
     void process(const c10::Warning&) override {}
   } silent;

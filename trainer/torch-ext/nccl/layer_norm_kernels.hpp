@@ -1,16 +1,16 @@
-// CUDA source of the LayerNorm kernels. layer_norm.cpp has it compiled for one GPU and one length of rows: a warp has a whole row
-// in its registers, and each loop over it is unrolled.
+// CUDA source of the LayerNorm kernels. layer_norm.cpp compiles it for one GPU and one row length:
+// a warp keeps a whole row in registers, and each loop over it is unrolled.
 //
-// A warp takes one row after the other. It reads a row once and keeps statistics and sums in 32 bits. The backward pass adds up
-// the gradients of weight and bias over its rows in registers, then over the warps of a block in shared memory;
-// `vit_layer_norm_reduce` adds up the blocks. All sums have a fixed order, so that the same input gives the same bits.
+// A warp reads each of its rows once; statistics and sums are in 32 bits. The backward pass sums
+// the gradients of weight and bias in registers, then over a block in shared memory;
+// `vit_layer_norm_reduce` sums the blocks. Sums have a fixed order, so results are reproducible.
 #pragma once
 
 namespace vit {
 
 inline constexpr char kLayerNormKernels[] = R"cuda(
-// Defined by the compiler's options: COLUMNS of a row; PACK, the elements that a lane reads at once; FORMAT, 32 for float, 16
-// for IEEE half precision, 0 for bfloat16; WARPS of a block.
+// Compiler options: COLUMNS of a row; WARPS of a block; PACK, elements per read of a lane; FORMAT,
+// 32 for float, 16 for IEEE half precision, 0 for bfloat16.
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kLanes = 32, kPacks = COLUMNS / (kLanes * PACK), kOwn = kPacks * PACK;
 
@@ -33,7 +33,7 @@ __device__ Element narrow(float value) {
 #else
 using Element = unsigned short;
 __device__ float widen(Element value) { return __uint_as_float(static_cast<unsigned>(value) << 16); }
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 __device__ Element narrow(float value) {
   const unsigned bits = __float_as_uint(value);
   return value != value ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -44,7 +44,7 @@ struct alignas(PACK * sizeof(Element)) Pack {
   Element elements[PACK];
 };
 
-// A lane has every 32nd pack of a row.
+// Each lane has every 32nd pack of a row.
 __device__ void read(const Element* row, int lane, float (&own)[kOwn]) {
 #pragma unroll
   for (int pack = 0; pack < kPacks; ++pack) {
@@ -111,7 +111,7 @@ vit_layer_norm_forward(const Element* input, const Element* weight, const Elemen
   }
 }
 
-// Adds up what the warps of a block have of each column, and writes it as one row.
+// Sums each column over the warps of a block and writes the sums as one row.
 __device__ void sum_of_block(float (*shared)[COLUMNS], int lane, int warp, const float (&own)[kOwn], float* row) {
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -129,7 +129,7 @@ __device__ void sum_of_block(float (*shared)[COLUMNS], int lane, int warp, const
   __syncthreads();
 }
 
-// `partial` has two rows for each block: of the weight's gradient, and of the bias's.
+// `partial` has two rows per block: gradients of the weight and of the bias.
 extern "C" __global__ void __launch_bounds__(kLanes * WARPS)
 vit_layer_norm_backward(const Element* gradients, const Element* input, const Element* weight, const float* means,
                         const float* inverse_deviations, long long rows, Element* input_gradients, float* partial) {
@@ -167,7 +167,7 @@ vit_layer_norm_backward(const Element* gradients, const Element* input, const El
   sum_of_block(shared, lane, warp, of_bias, rows_of_block + COLUMNS);
 }
 
-// A block adds up 32 of the 2 x COLUMNS columns of `partial`, with 8 threads for each.
+// Each block sums 32 of the 2 x COLUMNS columns of `partial`, with 8 threads per column.
 extern "C" __global__ void __launch_bounds__(kLanes * 8)
 vit_layer_norm_reduce(const float* partial, int blocks, Element* weight_gradient, Element* bias_gradient) {
   __shared__ float shared[8][kLanes];

@@ -1,6 +1,6 @@
-// The run-time plugin that makes c10d::ProcessGroupNCCL, reads its flight recorder, reaches what only CUDA's libraries know, and
-// has the kernels of layer_norm.cpp. It alone needs libtorch_cuda.so and libnccl.so, so that the trainer itself runs on machines
-// without CUDA; torch-ext loads it only where a GPU is present.
+// The run-time plugin that creates c10d::ProcessGroupNCCL, reads its flight recorder, calls
+// CUDA-only functions, and includes layer_norm.cpp. Only it needs libtorch_cuda.so and libnccl.so,
+// so the trainer runs without CUDA; torch-ext loads it only if a GPU is present.
 #define USE_C10D_NCCL
 #include <cstdio>
 #include <cstring>
@@ -10,8 +10,8 @@
 
 #include "device_properties.hpp"
 
-// Creates the group's communicator at once. Left to the first collective, the first message between two ranks would create
-// another one for that pair (pytorch#129140), hundreds of megabytes each, at the first checkpoint.
+// Creates the group's communicator at once. Otherwise the first message between two ranks would
+// create one for that pair (pytorch#129140), with hundreds of megabytes.
 extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, const char* name, int device, int rank,
                                     int world_size, int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out,
                                     char* message, size_t message_size) {
@@ -32,8 +32,8 @@ extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store
   return 1;
 }
 
-// Gives the collectives of NCCL's groups that are still recorded to `take`, as JSON, or else what went wrong. 0 where it
-// succeeded.
+// Passes the recorded collectives of NCCL's groups to `take`, as JSON, or the error message.
+// Returns 0 on success.
 extern "C" int vit_nccl_flight_record(void (*take)(void* out, const char* text, size_t length), void* out) {
   std::string message;
   try {
@@ -49,13 +49,13 @@ extern "C" int vit_nccl_flight_record(void (*take)(void* out, const char* text, 
   return 1;
 }
 
-// Makes libtorch throw where the host would wait for a GPU, or wait again.
+// Makes libtorch throw (or no longer) if the host would wait for a GPU.
 extern "C" void vit_cuda_forbid_waits(bool forbidden) {
   using c10::cuda::SyncDebugMode;
   c10::cuda::warning_state().set_sync_debug_mode(forbidden ? SyncDebugMode::L_ERROR : SyncDebugMode::L_DISABLED);
 }
 
-// Writes the UUID of a GPU and, as a string, its product name, or else what went wrong. 0 where it succeeded.
+// Writes a GPU's UUID and product name, or the error message. Returns 0 on success.
 extern "C" int vit_cuda_identity(int index, uint8_t (*uuid)[16], char* text, size_t text_size) {
   try {
     const auto* properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index));

@@ -15,11 +15,10 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Runs `forward` with PyTorch's autocast to `kind` on the device of `input`, as `torch.autocast` does: libtorch's own
-/// lists say which operations run in `kind` and which in 32 bits. Each weight is cast once in between.
+/// Runs `forward` with autocast to `kind` on the device of `input`, like `torch.autocast`; libtorch
+/// decides which operations run in 32 bits. Each weight is cast once during the call.
 ///
-/// # Panics
-/// Where `kind` is not half precision.
+/// If `kind` is not half precision.
 pub fn autocast<T>(input: &Tensor, kind: Kind, forward: impl FnOnce() -> T) -> Result<T, Error> {
     assert!(
         matches!(kind, Kind::BFloat16 | Kind::Half),

@@ -1,19 +1,19 @@
-//! Collectives within forward and backward passes, among ranks that compute one model together.
+//! Collectives inside forward and backward passes, among ranks that compute one model together.
 
 use std::ffi::{c_int, c_void};
 
 use tch::Tensor;
 
 use crate::error::{Error, check};
-use crate::handle::{Handle, tensor_of};
+use crate::handle::{Handle, tensor_from};
 use crate::process_group::ProcessGroup;
 use crate::sync_step::SyncRecorder;
 use crate::sys::{self, RawCollectives, RawTensor};
 
-/// Ranks that compute one model together: each has the same images and the same loss. Every rank calls the same operations
-/// in the same order.
+/// Ranks that compute one model together, with the same images and the same loss. Every rank calls
+/// the same operations in the same order.
 ///
-/// What an operation costs is noted in the running step of the recorder, if there is one.
+/// The cost of an operation is added to the running step of the recorder, if any.
 #[derive(Debug)]
 pub struct Collectives {
     handle: Handle<RawCollectives>,
@@ -25,8 +25,8 @@ pub struct Collectives {
 unsafe impl Send for Collectives {}
 
 impl Collectives {
-    /// Among the ranks of `group`, which takes tensors of the model's device; `control` has the same ranks and takes those on
-    /// the CPU.
+    /// For the ranks of `group`, which takes tensors on the model's device; `control` has the same
+    /// ranks and takes CPU tensors.
     pub fn new(group: &ProcessGroup, control: &ProcessGroup, recorder: &SyncRecorder) -> Result<Self, Error> {
         let handle = Handle::new(sys::vit_collectives_free, |out| {
             // SAFETY: groups and recorder are borrowed for the call (the C++ side keeps references of its own), and `out` is a
@@ -54,28 +54,28 @@ impl Collectives {
         Ok(Self { handle })
     }
 
-    /// Sends the i-th of equal `parts` along the first dimension, as many as there are ranks, to the i-th rank. Gives those
-    /// that were received, in the order of the ranks.
+    /// Sends the i-th of equal `parts` along the first dimension, one per rank, to the i-th rank.
+    /// Returns the received parts in the order of the ranks.
     pub fn all_to_all(&self, parts: &Tensor) -> Result<Tensor, Error> {
         let action = "failed to exchange activations with other ranks";
         self.apply(sys::vit_all_to_all, parts, action)
     }
 
-    /// These values, which are the same on every rank: each goes on with them in its own way, and they get the sum of the
-    /// gradients.
+    /// Passes on values that are equal on every rank. Each rank uses them differently, and their
+    /// gradient is the sum over the ranks.
     pub fn used_in_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
         self.apply(sys::vit_used_in_parts, values, "failed to pass on activations")
     }
 
-    /// The sum over the ranks, with which all of them go on alike: what each has made gets the gradient of the sum.
+    /// The sum over the ranks, used identically by all. Each rank's part gets the sum's gradient.
     pub fn sum_of_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
-        self.apply(sys::vit_sum_of_parts, values, ADDING_UP)
+        self.apply(sys::vit_sum_of_parts, values, SUMMING)
     }
 
-    /// The sum over the ranks, with which all of them go on alike, where gradients of parameters are averaged over these
-    /// ranks, too: what each has made gets the gradient of the sum of all ranks' losses.
+    /// The sum over the ranks, used identically by all, if these also average parameter gradients.
+    /// Each rank's part gets the gradient of the sum of all ranks' losses.
     pub fn sum_for_all(&self, values: &Tensor) -> Result<Tensor, Error> {
-        self.apply(sys::vit_sum_for_all, values, ADDING_UP)
+        self.apply(sys::vit_sum_for_all, values, SUMMING)
     }
 
     fn apply(
@@ -87,11 +87,11 @@ impl Collectives {
         // SAFETY: all operations of this signature take a live object and a tensor, which are borrowed for the call, and give
         // away the tensor that they write where they succeed.
         unsafe {
-            tensor_of(action, |output| {
+            tensor_from(action, |output| {
                 operation(self.handle.as_ptr(), values.as_ptr().cast(), output)
             })
         }
     }
 }
 
-const ADDING_UP: &str = "failed to add up activations over the ranks";
+const SUMMING: &str = "failed to sum activations over the ranks";

@@ -1,4 +1,4 @@
-//! Finding CUDA at run time, so that one binary serves machines with and without it.
+//! Detects CUDA at run time, so that one binary serves machines with and without it.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_int, c_void};
@@ -9,15 +9,15 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::error::{Error, ErrorKind, check};
 use crate::sys::{self, CudaIdentity, NcclFlightRecord, ReplaceLayerNorm};
 
-/// libtorch's CUDA half.
+/// The CUDA part of libtorch.
 const TORCH_CUDA: &str = "libtorch_cuda.so";
 /// This project's plugin over NCCL, built by `scripts/build-nccl-plugin`.
 const PLUGIN: &str = "libvit_nccl.so";
 
-/// Files of the NVIDIA driver; a machine with a GPU has at least one of them.
+/// Device files of the NVIDIA driver; a machine with a GPU has at least one.
 const DEVICE_FILES: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia0"];
 
-/// How the C++ side is told of a device: the index of a GPU, or a negative number for the CPU.
+/// The device index for C++: that of a GPU, or negative for the CPU.
 pub(crate) fn index(device: tch::Device) -> c_int {
     match device {
         tch::Device::Cuda(index) => index as c_int,
@@ -35,10 +35,10 @@ pub struct Cuda {
     replace_layer_norm: ReplaceLayerNorm,
 }
 
-/// Which GPU it is.
+/// Identity of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuIdentity {
-    /// Product name, as CUDA has it: `NVIDIA H200`.
+    /// Product name from CUDA, such as `NVIDIA H200`.
     pub product: String,
     /// UUID of the GPU, or of the MIG instance.
     pub uuid: [u8; 16],
@@ -53,25 +53,25 @@ impl Cuda {
         self.flight_record
     }
 
-    /// Makes libtorch fail, on every thread, where the host would wait for a GPU ("called a synchronizing CUDA operation"),
-    /// or wait again. Waiting for an event is no failure.
+    /// Makes libtorch fail (or no longer) on every thread if the host would wait for a GPU ("called
+    /// a synchronizing CUDA operation"). Waiting for an event is allowed.
     pub fn forbid_waits(&self, forbidden: bool) {
         // SAFETY: the plugin's function takes a plain value, and the plugin is never unloaded.
         unsafe { (self.forbid_waits)(forbidden) }
     }
 
-    /// Most memory that tensors on the GPU of this number have had at once, bytes.
+    /// Peak memory of tensors on this GPU, bytes.
     pub fn peak_bytes(&self, index: usize) -> Result<u64, Error> {
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place.
         let status = unsafe { sys::vit_peak_cuda_bytes(index as c_int, &raw mut bytes) };
-        check(status, || "failed to ask for the memory of a GPU".into())?;
+        check(status, || "failed to read the memory use of a GPU".into())?;
         Ok(bytes)
     }
 
-    /// Puts the plugin's kernels of LayerNorm in the place of libtorch's for the rest of the process's life. An error leaves
-    /// libtorch's, which are slower. Kernels are compiled when a row of a new length is first met: called again, this tells of
-    /// one that could not be.
+    /// Replaces libtorch's LayerNorm kernels with the plugin's for the rest of the process. On an
+    /// error libtorch's slower ones stay. Kernels are compiled for the first row of each length; a
+    /// later call reports failed compilations.
     pub fn replace_layer_norm(&self) -> Result<(), Error> {
         let mut text = [0; 1024];
         // SAFETY: the plugin's function has this signature, registers operators, and is never unloaded; the place has so many
@@ -87,9 +87,9 @@ impl Cuda {
         })
     }
 
-    /// Which GPU has this number among those that this process may use.
+    /// The identity of the visible GPU with this index.
     pub fn identity(&self, index: usize) -> Result<GpuIdentity, Error> {
-        // The longest name that CUDA has takes 256 bytes.
+        // CUDA's names have at most 256 bytes.
         let (mut uuid, mut text) = ([0; 16], [0; 256]);
         // SAFETY: the plugin's function has this signature and is never unloaded; both places are valid, and the second has
         // so many bytes.
@@ -106,7 +106,7 @@ impl Cuda {
             Ok(GpuIdentity { product: text, uuid })
         } else {
             Err(Error {
-                action: format!("failed to ask CUDA which GPU has number {index}"),
+                action: format!("failed to identify GPU {index}"),
                 kind: ErrorKind::Other,
                 message: text,
             })
@@ -124,10 +124,10 @@ fn text_of(bytes: &[u8]) -> String {
 /// Why this process cannot use a GPU.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// No device of the NVIDIA driver.
+    /// No device file of the NVIDIA driver.
     #[error("no GPU is visible: neither {} nor {} exists", DEVICE_FILES[0], DEVICE_FILES[1])]
     NoDevice,
-    /// A CUDA library that this build or image does not have.
+    /// This build or image lacks a CUDA library.
     #[error(
         "{library} is missing: this build is for the CPU, and GPUs need the image whose tag ends in -cuda13"
     )]
@@ -135,26 +135,26 @@ pub enum CudaError {
         /// File name of the library.
         library: &'static str,
     },
-    /// A library that fails to load.
+    /// A library does not load.
     #[error("failed to load {library}: {message}")]
     Library {
         /// File name of the library.
         library: &'static str,
-        /// The loader's words.
+        /// Message of the loader.
         message: String,
     },
-    /// The libraries are there but CUDA finds nothing to run on.
+    /// The libraries are installed, but CUDA finds no usable GPU.
     #[error("CUDA is installed but reports no usable GPU")]
     Unusable,
 }
 
-/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries
-/// are looked for where the loader looks (`LD_LIBRARY_PATH`, rpath).
+/// Loads libtorch's CUDA part and the NCCL plugin if a device file of the NVIDIA driver shows a
+/// GPU. The loader's search path applies (`LD_LIBRARY_PATH`, rpath).
 pub fn load_cuda() -> Result<Cuda, CudaError> {
     if !DEVICE_FILES.iter().any(|file| Path::new(file).exists()) {
         return Err(CudaError::NoDevice);
     }
-    // libtorch_cuda registers its kernels with libtorch_cpu as it is loaded, and the plugin links against it.
+    // libtorch_cuda registers kernels with libtorch_cpu when loaded; the plugin links to it.
     let torch_cuda = open(TORCH_CUDA)?;
     let plugin = open(PLUGIN)?;
     let failed = |error| unusable(PLUGIN, &error);
@@ -193,7 +193,7 @@ fn open(library: &'static str) -> Result<Library, CudaError> {
     unsafe { Library::open(Some(library), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| unusable(library, &error))
 }
 
-/// Classifies a failure to load a library by the dynamic loader's message.
+/// Classifies a failed library load by the loader's message.
 fn unusable(library: &'static str, error: &libloading::Error) -> CudaError {
     let message = error.source().unwrap_or(error).to_string();
     // The message names the missing file, which may also be a dependency of this library.
@@ -215,7 +215,9 @@ mod tests {
             matches!(missing, CudaError::CpuBuild { library } if library == "libvit_missing.so"),
             "{missing}"
         );
-        let message = open("/proc/self/status").expect_err("is no library").to_string();
+        let message = open("/proc/self/status")
+            .expect_err("is not a library")
+            .to_string();
         assert!(
             message.starts_with("failed to load /proc/self/status: /proc/self/status: "),
             "{message}"

@@ -1,39 +1,39 @@
-//! Errors of libtorch.
+//! Errors from libtorch.
 
 use std::ffi::{CStr, c_int};
 
 use crate::sys;
 
-/// A call into libtorch that failed.
+/// A failed call into libtorch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{action}: {message}")]
 pub struct Error {
-    /// What was tried: "failed to ...".
+    /// The failed action: "failed to ...".
     pub action: String,
-    /// What kind of failure libtorch says it is.
+    /// The kind of failure that libtorch reports.
     pub kind: ErrorKind,
     /// libtorch's own message.
     pub message: String,
 }
 
-/// What a failure asks for.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ErrorKind {
-    /// Another rank or the network to it was lost, or answered too late.
+    /// Another rank or the network to it was lost, or timed out.
     Communication,
-    /// The accelerator has no more memory.
+    /// The accelerator is out of memory.
     OutOfDeviceMemory,
-    /// The machine has no more memory.
+    /// The host is out of memory.
     OutOfHostMemory,
     /// The accelerator is missing or faulty.
     Device,
-    /// Anything else: a defect of the caller.
+    /// Anything else: a bug in the caller.
     Other,
 }
 
 impl ErrorKind {
-    /// Reads the kind off a message, for errors whose type was lost on the way: those of a backward pass (tch keeps
-    /// only the text) and those of Gloo (plain `std::runtime_error`s that name a source file of Gloo's).
+    /// Derives the kind from the message of an error that lost its type: from a backward pass (tch
+    /// keeps only the text) or from Gloo (a plain `std::runtime_error`).
     pub fn of_message(message: &str) -> Self {
         const COMMUNICATION: [&str; 8] = [
             "/gloo/",
@@ -87,12 +87,12 @@ pub(crate) fn check(status: c_int, action: impl FnOnce() -> String) -> Result<()
     })
 }
 
-/// Ends the process at once with `code`, without destructors: those of libtorch's process groups wait for peers that
-/// may be gone, and its static ones pull away what the groups' threads still use. What must be on disk is on disk
-/// before this call.
+/// Exits the process at once with `code`, without destructors. Those of process groups wait for
+/// lost peers, and static ones destroy what group threads still use. Data must be on disk before
+/// this call.
 pub fn exit_now(code: u8) -> ! {
     use std::io::Write as _;
-    // A closed standard output is no reason to not exit.
+    // A closed standard output must not prevent the exit.
     let _ = std::io::stdout().flush();
     // SAFETY: _exit may be called at any time and does not return.
     unsafe { sys::vit_exit_now(c_int::from(code)) }

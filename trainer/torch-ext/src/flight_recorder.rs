@@ -1,4 +1,4 @@
-//! Which collectives this process has begun and which of them have ended, as c10d's flight recorder tells it.
+//! Collectives that this process has started and completed, from c10d's flight recorder.
 
 use std::ffi::{c_char, c_void};
 
@@ -6,23 +6,23 @@ use crate::device::Cuda;
 use crate::error::{Error, ErrorKind, check};
 use crate::sys::{self, NcclFlightRecord};
 
-/// The recorders of this process: Gloo's, and NCCL's where there are GPUs. Any thread may ask, also while the others
-/// hang in a collective; but not while a group runs its first one.
+/// The recorders of this process: Gloo's, and NCCL's with GPUs. Any thread may read them, even
+/// while others hang in a collective, but not while a group runs its first one.
 #[derive(Clone, Copy, Debug)]
 pub struct FlightRecorder {
     nccl: Option<NcclFlightRecord>,
 }
 
 impl FlightRecorder {
-    /// With NCCL's where `cuda` is given.
+    /// Includes NCCL's recorder if `cuda` is given.
     pub fn new(cuda: Option<&Cuda>) -> Self {
         Self {
             nccl: cuda.map(Cuda::nccl_flight_record),
         }
     }
 
-    /// How many reductions by messages between ranks this process has begun, and how many of them have ended: arrivals, and
-    /// what ranks compare of a step.
+    /// Reductions by messages between ranks that this process has started, and those completed:
+    /// reports, and comparisons of step times.
     pub fn reductions_by_messages(&self) -> (u64, u64) {
         let (mut begun, mut ended) = (0, 0);
         // SAFETY: both are valid places for the call.
@@ -30,8 +30,8 @@ impl FlightRecorder {
         (begun, ended)
     }
 
-    /// The latest collectives of Gloo's groups, as JSON. One that has ended is `retired`; its `state` stays `scheduled`, as
-    /// Gloo has no events. Messages from one rank to another are not recorded.
+    /// The latest collectives of Gloo's groups, as JSON. A completed one is `retired`; its `state`
+    /// stays `scheduled`, since Gloo has no events. Messages between two ranks are not recorded.
     pub fn gloo(&self) -> Result<String, Error> {
         let mut text = Vec::new();
         // SAFETY: `take` gets the vector that it is given here, which lives until the call is over.

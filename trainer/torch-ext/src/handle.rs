@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, check};
 
-/// Frees a C++ object when dropped. Not `Sync`: calls on one object are made by one thread at a time.
+/// Frees a C++ object when dropped. Not `Sync`: only one thread at a time calls an object.
 pub(crate) struct Handle<T> {
     pointer: NonNull<T>,
     free: unsafe extern "C" fn(*mut T),
@@ -45,7 +45,7 @@ impl<T> std::fmt::Debug for Handle<T> {
 ///
 /// # Safety
 /// Where `make` succeeds it must have written a tensor that it gives away.
-pub(crate) unsafe fn tensor_of(
+pub(crate) unsafe fn tensor_from(
     action: &str,
     make: impl FnOnce(*mut *mut c_void) -> c_int,
 ) -> Result<tch::Tensor, Error> {

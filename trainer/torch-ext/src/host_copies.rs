@@ -1,19 +1,19 @@
-//! Copies of many tensors of a device in the host's memory.
+//! Copies of many device tensors in host memory.
 
 use tch::{Device, Tensor};
 
 use crate::device;
 use crate::error::{Error, check};
-use crate::handle::{Handle, tensor_of};
+use crate::handle::{Handle, tensor_from};
 use crate::sys;
 
-/// Copies tensors to the host's memory, in 32 bits, by way of two pinned buffers of 32 MiB: the copies themselves are not pinned,
-/// so memory that they take comes back.
+/// Copies tensors to host memory, in 32 bits, through two pinned buffers of 32 MiB. The copies
+/// themselves are not pinned, so their memory is returned.
 #[derive(Debug)]
 pub struct HostCopies(Handle<sys::RawHostCopies>);
 
 impl HostCopies {
-    /// Of tensors on `device`.
+    /// For tensors on `device`.
     pub fn begin(device: Device) -> Result<Self, Error> {
         let handle = Handle::new(sys::vit_host_copies_free, |out| {
             // SAFETY: `out` is a valid place for the new object.
@@ -25,12 +25,12 @@ impl HostCopies {
         Ok(Self(handle))
     }
 
-    /// Begins to copy a tensor, which is on the device or in the host's memory. The copy has its values after
+    /// Starts copying a tensor from the device or the host. The copy has its values after
     /// [`Self::finish`].
     pub fn add(&mut self, tensor: &Tensor) -> Result<Tensor, Error> {
         // SAFETY: the object is alive and the tensor borrowed for the call, which makes a tensor for us.
         unsafe {
-            tensor_of("failed to copy a tensor to host memory", |copy| {
+            tensor_from("failed to copy a tensor to host memory", |copy| {
                 sys::vit_host_copies_add(self.0.as_ptr(), tensor.as_ptr().cast(), copy)
             })
         }

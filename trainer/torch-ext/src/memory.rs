@@ -1,10 +1,10 @@
-//! How much memory tensors take.
+//! Memory use of tensors.
 
 use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::sys;
 
-/// Counts bytes of CPU tensors that this thread allocates less those that it frees, until it is dropped.
+/// Counts the bytes of CPU tensors that this thread allocates minus those it frees, until dropped.
 #[derive(Debug)]
 pub struct Meter(Handle<sys::RawMeter>);
 
@@ -20,12 +20,12 @@ impl Meter {
         .map(Self)
     }
 
-    /// Bytes allocated since the start and not freed; negative where older tensors were freed.
+    /// Bytes allocated since the start and not freed; negative if older tensors were freed.
     pub fn held(&self) -> i64 {
         self.read().0
     }
 
-    /// The most that was held at one time.
+    /// Peak of the bytes held.
     pub fn peak(&self) -> i64 {
         self.read().1
     }

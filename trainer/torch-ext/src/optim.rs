@@ -1,4 +1,4 @@
-//! Operations over all parameters in one call each.
+//! Multi-tensor operations over all parameters.
 
 use tch::{Kind, Tensor};
 
@@ -15,18 +15,18 @@ fn assert_same_length(lists: &[&[Tensor]]) {
     );
 }
 
-/// What the device decides of a step, so that the host need not know: float scalars, as the arguments of the same names of
-/// `at::_fused_adamw_`. They are copied where the parameters are on another device.
+/// The device's decision on a step, which the host need not know: float scalars, named like the
+/// arguments of `at::_fused_adamw_`. They are copied if the parameters are on another device.
 #[derive(Debug)]
 pub struct Gate {
-    /// What gradients are divided by.
+    /// Divisor of the gradients.
     pub grad_scale: Option<Tensor>,
-    /// With 1 the step is not taken: weights and state stay as they are, even if gradients are no numbers. Else 0.
+    /// If 1, the step is skipped: weights and state stay, even with NaN gradients. Otherwise 0.
     pub found_inf: Tensor,
 }
 
 impl Gate {
-    /// Valid for as long as the gate is borrowed.
+    /// Valid while the gate is borrowed.
     fn raw(&self) -> RawGate {
         RawGate {
             grad_scale: self
@@ -38,11 +38,11 @@ impl Gate {
     }
 }
 
-/// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their first and second `moments`, all lists in the
-/// same order. `step` is a float scalar beside the gate's that counts this step already: 1 for the first.
+/// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their first and second `moments`.
+/// `step` is a float scalar on the gate's device: 1 for the first step.
 ///
 /// # Panics
-/// Where the lists differ in length.
+/// If the lists differ in length.
 pub fn fused_adamw(
     parameters: &[Tensor],
     gradients: &[Tensor],
@@ -72,11 +72,11 @@ pub fn fused_adamw(
     check(status, || "failed to take an AdamW step".into())
 }
 
-/// One fused SGD step (`at::_fused_sgd_`) of `parameters`. `momentum_buffers` start at zero; they are empty where the
-/// momentum is 0.
+/// One fused SGD step (`at::_fused_sgd_`) of `parameters`. `momentum_buffers` start at zero; they
+/// are empty without momentum.
 ///
 /// # Panics
-/// Where the lists differ in length.
+/// If the lists differ in length.
 pub fn fused_sgd(
     parameters: &[Tensor],
     gradients: &[Tensor],
@@ -107,20 +107,19 @@ pub fn fused_sgd(
     check(status, || "failed to take an SGD step".into())
 }
 
-/// Numbers of elements of parameters, as [`lamb`] wants them.
+/// Element counts of parameters for [`lamb`].
 #[derive(Debug)]
 pub struct Sizes {
-    /// Of the tensors, int32 on their device.
+    /// Counts of the tensors, int32 on their device.
     own: Tensor,
-    /// Of what they are pieces of; else the same.
+    /// Counts of the whole parameters, if the tensors are pieces of them.
     whole: Vec<i64>,
 }
 
 impl Sizes {
-    /// Of `parameters` that are pieces of ones with `whole` elements, or the whole.
+    /// For `parameters` that are pieces of ones with `whole` elements, or whole.
     ///
-    /// # Panics
-    /// Where a parameter has 2^31 elements or more.
+    /// If a parameter has 2^31 elements or more.
     #[must_use]
     pub fn new(parameters: &[Tensor], whole: Vec<i64>) -> Self {
         assert_eq!(parameters.len(), whole.len(), "a size for each parameter");
@@ -136,14 +135,14 @@ impl Sizes {
     }
 }
 
-/// One LAMB step of `parameters`, equal to that of timm's `Lamb`, in a number of kernels that does not grow with the
-/// number of parameters. `step` is a float scalar beside the gate's that counts this step already: 1 for the first.
+/// One LAMB step of `parameters`, equal to that of timm's `Lamb`, with a constant number of
+/// kernels. `step` is a float scalar on the gate's device: 1 for the first step.
 ///
-/// Where there are `ranks`, each of which calls this, the parameters are this one's pieces, and may be empty. The ranks meet on
-/// the device of the gate.
+/// With `ranks`, each of which calls this, the parameters are this rank's pieces and may be empty.
+/// The ranks communicate on the device of the gate.
 ///
 /// # Panics
-/// Where the lists differ in length.
+/// If the lists differ in length.
 pub fn lamb(
     parameters: &[Tensor],
     gradients: &[Tensor],
@@ -197,10 +196,10 @@ pub fn zero(tensors: &[Tensor]) -> Result<(), Error> {
     check(status, || "failed to zero the gradients".into())
 }
 
-/// Copies `values` into `targets`, which may be of another number format and on another device.
+/// Copies `values` into `targets`, which may differ in number format and device.
 ///
 /// # Panics
-/// Where the lists differ in length.
+/// If the lists differ in length.
 pub fn copy(targets: &[Tensor], values: &[Tensor]) -> Result<(), Error> {
     assert_same_length(&[targets, values]);
     if targets.is_empty() {
@@ -212,10 +211,10 @@ pub fn copy(targets: &[Tensor], values: &[Tensor]) -> Result<(), Error> {
     check(status, || "failed to copy tensors".into())
 }
 
-/// Moves `averages` towards `values` by the share `weight` of the way.
+/// Moves `averages` toward `values` by the fraction `weight`.
 ///
 /// # Panics
-/// Where the lists differ in length.
+/// If the lists differ in length.
 pub fn lerp(averages: &[Tensor], values: &[Tensor], weight: f64) -> Result<(), Error> {
     assert_same_length(&[averages, values]);
     let [averages, values] = [averages, values].map(sys::pointers);
@@ -270,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Weights and both kinds of state after a step of each optimizer that begins with state.
+    /// Weights and both kinds of state after a step of each optimizer with initial state.
     fn stepped(gradients: &[Tensor], step: f32, gate: &Gate) -> Vec<Vec<f64>> {
         let step = Tensor::from(step);
         let sgd_numbers = SgdNumbers {
@@ -323,7 +322,7 @@ mod tests {
                 grad_scale,
                 found_inf: Tensor::from(1.0_f32),
             };
-            // As before the first update: the step was not counted.
+            // As before the first update: the step is not counted.
             assert_eq!(stepped(&gradients, 0.0, &closed), vec![before.clone(); 3]);
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, check};
 use crate::handle::Handle;
 use crate::sys::{self, RawGroup, RawStore};
 
-/// Where the ranks of one attempt meet, and which of them this process is.
+/// Where the ranks of one attempt meet, and the rank of this process.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     /// Host of the store; the process of rank 0 runs there.
@@ -22,18 +22,18 @@ pub struct Rendezvous {
     pub rank: u32,
     /// Number of ranks.
     pub world_size: u32,
-    /// Put before every key: ranks with different prefixes never meet.
+    /// Prefix of every key: ranks with different prefixes never meet.
     pub prefix: String,
     /// How long to wait for the other ranks.
     pub timeout: Duration,
 }
 
 impl Rendezvous {
-    /// A port at `address`, an interface of this machine, for the store of ranks that are about to start here.
+    /// A port at `address`, on this machine, for the store of ranks about to start here.
     ///
-    /// The system gives it to nobody who asks for any free port within the next minute, as another rank's listener
-    /// does: a connection of that port was closed on the listening side just before. Listening on it by its number is
-    /// possible all the same, as c10d and others do it, with `SO_REUSEADDR`.
+    /// For the next minute the system does not assign it to listeners on any free port: a
+    /// connection on it was just closed on the listening side. Listening on it by number still
+    /// works with `SO_REUSEADDR`, as in c10d.
     pub fn reserve_port(address: IpAddr) -> std::io::Result<u16> {
         let listener = TcpListener::bind((address, 0))?;
         let place = listener.local_addr()?;
@@ -44,14 +44,14 @@ impl Rendezvous {
     }
 }
 
-/// The key-value store through which ranks find one another (c10d's `TCPStore` with a `PrefixStore` over it).
+/// The store through which ranks find each other (c10d's `TCPStore` with a `PrefixStore`).
 #[derive(Debug)]
 pub struct Store {
     handle: Handle<RawStore>,
     member: Member,
 }
 
-/// This rank among those of a group.
+/// This rank in a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Member {
     /// Own place, `0..size`.
@@ -60,7 +60,7 @@ pub struct Member {
     pub size: u32,
 }
 
-/// Ranks that take part in collectives together. Collectives must be called in the same order on every rank.
+/// Ranks that take part in collectives together, in the same order on every rank.
 #[derive(Debug)]
 pub struct ProcessGroup {
     pub(crate) handle: Handle<RawGroup>,
@@ -74,12 +74,12 @@ fn c_string(text: &str, what: &str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error {
         action: format!("failed to use {text:?} as {what}"),
         kind: ErrorKind::Other,
-        message: "it holds a zero byte".into(),
+        message: "it contains a zero byte".into(),
     })
 }
 
-/// A rendezvous that fails is the network's or a peer's doing, whatever type libtorch gives it, unless the own device has no
-/// memory for a communicator or is faulty.
+/// A failed rendezvous is an error of the network or a peer, whatever its type in libtorch, unless
+/// the own device is faulty or lacks memory for a communicator.
 fn communication(error: Error) -> Error {
     let kind = match ErrorKind::of_message(&error.message) {
         kind @ (ErrorKind::OutOfDeviceMemory | ErrorKind::Device) => kind,
@@ -89,7 +89,7 @@ fn communication(error: Error) -> Error {
 }
 
 impl Store {
-    /// Meets the other ranks: rank 0 serves the store, all connect to it. Returns once all are there.
+    /// Meets the other ranks at rank 0, which serves the store. Returns once all are connected.
     pub fn connect(rendezvous: &Rendezvous) -> Result<Self, Error> {
         let Rendezvous {
             host,
@@ -138,8 +138,8 @@ impl Store {
 }
 
 impl ProcessGroup {
-    /// A group for CPU tensors over Gloo, on the interface that has `address`. `name` tells it from other groups over
-    /// the same store, also from those of other ranks; a collective that takes longer than `timeout` fails.
+    /// A group for CPU tensors over Gloo, on the interface that has `address`. `name` is unique in
+    /// the store, also among other ranks' groups. A collective fails after `timeout`.
     pub fn gloo(
         store: &Store,
         (name, member): (&str, Member),
@@ -172,8 +172,8 @@ impl ProcessGroup {
         Ok(Self { handle })
     }
 
-    /// A group for tensors on the GPU of index `gpu` over NCCL. Every rank of the group calls it, and it returns once all are
-    /// connected.
+    /// A group for tensors on GPU `gpu` over NCCL. Every rank of the group calls it; it returns
+    /// once all are connected.
     pub fn nccl(
         store: &Store,
         (name, member): (&str, Member),
@@ -217,11 +217,11 @@ impl ProcessGroup {
     pub fn all_reduce_sum(&self, tensor: &mut Tensor) -> Result<(), Error> {
         // SAFETY: group and tensor are valid and borrowed for the call.
         let status = unsafe { sys::vit_group_all_reduce_sum(self.handle.as_ptr(), tensor.as_ptr().cast()) };
-        check(status, || "failed to add up a tensor over the ranks".into())
+        check(status, || "failed to sum a tensor over the ranks".into())
     }
 
-    /// Sends a contiguous tensor to another rank, which receives it into one of the same kind and size. Those between two
-    /// ranks arrive in the order in which they are sent.
+    /// Sends a contiguous tensor to another rank, which receives it into one of the same kind and
+    /// size. Tensors between two ranks arrive in order.
     pub fn send(&self, tensor: &Tensor, to: u32) -> Result<(), Error> {
         // SAFETY: group and tensor are valid and borrowed for the call, which returns when the tensor is sent.
         let status =
@@ -238,7 +238,7 @@ impl ProcessGroup {
         check(status, || format!("failed to receive a tensor from rank {from}"))
     }
 
-    /// Replaces `tensors` by those of rank `root`. They may differ in type and shape, not in device.
+    /// Replaces `tensors`, of any types and shapes on one device, by those of rank `root`.
     pub fn broadcast(&self, tensors: &[Tensor], root: u32) -> Result<(), Error> {
         let pointers = sys::pointers(tensors);
         // SAFETY: group and tensors are valid and borrowed for the call.
@@ -253,7 +253,7 @@ impl ProcessGroup {
         check(status, || format!("failed to get the parameters of rank {root}"))
     }
 
-    /// What ends the group's operations from another thread.
+    /// A handle that ends the group's operations from another thread.
     pub fn aborter(&self) -> Result<Aborter, Error> {
         let handle = Handle::new(sys::vit_group_free, |out| {
             // SAFETY: the group is valid, and `out` is a valid place for the pointer.
@@ -272,7 +272,7 @@ impl ProcessGroup {
     }
 }
 
-/// Ends what is under way in a [`ProcessGroup`] that another thread uses.
+/// Aborts operations of a [`ProcessGroup`] that another thread uses.
 #[derive(Debug)]
 pub struct Aborter(Handle<RawGroup>);
 
@@ -281,12 +281,14 @@ pub struct Aborter(Handle<RawGroup>);
 unsafe impl Send for Aborter {}
 
 impl Aborter {
-    /// Ends the operations that wait for a peer on a GPU, and fails those that follow. Their results are undefined. Gloo's
-    /// go on: they fail by themselves when a connection ends.
+    /// Ends GPU operations that wait for a peer and fails later ones. Their results are undefined.
+    /// Gloo operations continue; they fail when a connection ends.
     pub fn abort(&self) -> Result<(), Error> {
         // SAFETY: the group is valid.
         let status = unsafe { sys::vit_group_abort(self.0.as_ptr()) };
-        check(status, || "failed to abort what waits for other ranks".into())
+        check(status, || {
+            "failed to abort operations that wait for other ranks".into()
+        })
     }
 }
 
@@ -300,7 +302,7 @@ mod tests {
     fn a_reserved_port_goes_to_whoever_names_it_and_to_nobody_who_asks_for_any() {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let port = Rendezvous::reserve_port(loopback).expect("a port");
-        // Several times as many as there are ports to choose from.
+        // Several times as many as there are ports.
         for _ in 0..60_000 {
             let any = TcpListener::bind((loopback, 0)).expect("a port");
             assert_ne!(any.local_addr().expect("an address").port(), port);

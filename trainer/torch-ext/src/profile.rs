@@ -1,4 +1,4 @@
-//! A trace of what libtorch does, by its own profiler.
+//! Traces by libtorch's profiler.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,21 +8,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, ErrorKind, check};
 use crate::sys;
 
-/// Records the operators of this thread, and of the backward passes that it starts, with their times and the shapes of their
-/// inputs; on a GPU also its kernels and copies. A second profile waits for the end of the first. Dropped, what it recorded
-/// is lost.
+/// Records the operators of this thread and of the backward passes that it starts, with times and
+/// input shapes; on a GPU also kernels and copies. A second profile waits for the end of the first.
+/// Dropping it discards the recording.
 #[derive(Debug)]
 pub struct Profile {
     has_ended: bool,
-    /// It cannot leave its thread, and nor can the profile: the thread that began it has to end it.
+    /// Binds the profile to its thread, which has to end it.
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The profiler is the process's.
+/// The profiler is global to the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Profile {
-    /// Begins to record; with `cuda` the GPUs of this process too.
+    /// Starts recording; with `cuda` also the GPUs of this process.
     pub fn begin(with_cuda: bool) -> Result<Self, Error> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: it takes a plain value.
@@ -34,8 +34,8 @@ impl Profile {
         })
     }
 
-    /// Writes what was recorded as a Chrome trace, JSON for `chrome://tracing` or <https://ui.perfetto.dev>, in place of the
-    /// file of this name.
+    /// Writes the recording as a Chrome trace (JSON for `chrome://tracing` or
+    /// <https://ui.perfetto.dev>), replacing a file of this name.
     pub fn save(mut self, path: &Path) -> Result<(), Error> {
         let action = || format!("failed to write the trace {}", path.display());
         let failed = |message| Error {
@@ -44,12 +44,12 @@ impl Profile {
             message,
         };
         let name = CString::new(path.as_os_str().as_bytes())
-            .map_err(|_| failed("its name holds a zero byte".into()))?;
+            .map_err(|_| failed("its name contains a zero byte".into()))?;
         self.has_ended = true;
         // SAFETY: the name outlives the call. This thread began the profile, which cannot leave it, and it has not ended.
         let status = unsafe { sys::vit_profile_end(name.as_ptr()) };
         check(status, action)?;
-        // The profiler only logs what it cannot write.
+        // The profiler only logs a failed write.
         let written = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?;
         if written.len() == 0 {
             return Err(failed("nothing was written".into()));

@@ -1,4 +1,4 @@
-//! Numbers of a device that the host reads later.
+//! Numbers on a device that the host reads later.
 
 use tch::{Kind, Tensor};
 
@@ -6,7 +6,7 @@ use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::sys::{self, RawReadback};
 
-/// A copy of numbers on its way from a device to the host, which goes on meanwhile.
+/// An asynchronous copy of numbers from a device to the host.
 #[derive(Debug)]
 pub struct Readback {
     handle: Handle<RawReadback>,
@@ -14,7 +14,7 @@ pub struct Readback {
 }
 
 impl Readback {
-    /// Begins to copy `values` as they are once the work before is done.
+    /// Starts copying `values` as they are after the work queued before.
     pub fn begin(values: &Tensor) -> Result<Self, Error> {
         let values = values.to_kind(Kind::Double).contiguous();
         let handle = Handle::new(sys::vit_readback_free, |out| {
@@ -28,13 +28,13 @@ impl Readback {
         })
     }
 
-    /// The numbers, once they are there.
+    /// Waits for the numbers.
     pub fn wait(self) -> Result<Vec<f64>, Error> {
         let mut numbers = vec![0.0; self.count];
         // SAFETY: the copy is valid and `numbers` has room for as many as it is said to.
         let status =
             unsafe { sys::vit_readback_wait(self.handle.as_ptr(), numbers.as_mut_ptr(), self.count) };
-        check(status, || "failed to read numbers of the device".into())?;
+        check(status, || "failed to read numbers from the device".into())?;
         Ok(numbers)
     }
 }

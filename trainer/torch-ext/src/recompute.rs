@@ -1,4 +1,4 @@
-//! Activation checkpointing: forward passes that keep less for the backward pass and compute it again there.
+//! Activation checkpointing: forward passes that keep less and are recomputed in the backward pass.
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -7,15 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tch::Tensor;
 
 use crate::error::Error;
-use crate::handle::tensor_of;
+use crate::handle::tensor_from;
 use crate::sys;
 
-/// What [`recompute`] runs, once now and once in the backward pass, there maybe on another thread.
+/// The closure of [`recompute`], run now and again in the backward pass, maybe on another thread.
 type Closure = Box<dyn Fn(&Tensor) -> Result<Tensor, String> + Send>;
 
-/// `closure(x)`, of which the backward pass keeps nothing but `x`: it runs the closure again. `parameters` are all other
-/// tensors with a gradient that the closure uses. It must compute the same both times, so it must draw no random numbers;
-/// autocast is as it was.
+/// `closure(x)`, for which the backward pass keeps only `x` and runs the closure again.
+/// `parameters` are all other tensors with a gradient that the closure uses. It must compute the
+/// same both times, so it must not draw random numbers; autocast is restored.
 pub fn recompute(
     x: &Tensor,
     parameters: &[&Tensor],
@@ -26,7 +26,7 @@ pub fn recompute(
     // SAFETY: the inputs are borrowed for the call; the closure's box is given away together with the only function that
     // frees it, and `run` and `free` know its type.
     unsafe {
-        tensor_of("failed to run a block", |output| {
+        tensor_from("failed to run a block", |output| {
             sys::vit_recompute(
                 Box::into_raw(closure).cast(),
                 run,
@@ -39,18 +39,18 @@ pub fn recompute(
     }
 }
 
-/// `linear(gelu(x))`, of which the backward pass keeps `x` and not `gelu(x)`.
+/// `linear(gelu(x))`, for which the backward pass keeps `x` and not `gelu(x)`.
 pub fn gelu_linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
     // SAFETY: the tensors are borrowed for the call.
     unsafe {
-        tensor_of("failed to run an MLP", |output| {
+        tensor_from("failed to run an MLP", |output| {
             sys::vit_gelu_linear(raw(x), raw(weight), raw(bias), output)
         })
     }
 }
 
-/// `linear(layer_norm(x))`, of which the backward pass keeps `x` and its statistics and not `layer_norm(x)`. `norm` and
-/// `linear` are weight and bias.
+/// `linear(layer_norm(x))`, for which the backward pass keeps `x` and its statistics and not
+/// `layer_norm(x)`. `norm` and `linear` are weight and bias.
 pub fn norm_linear(
     x: &Tensor,
     norm: [&Tensor; 2],
@@ -59,7 +59,7 @@ pub fn norm_linear(
 ) -> Result<Tensor, Error> {
     // SAFETY: the tensors are borrowed for the call.
     unsafe {
-        tensor_of("failed to run a projection", |output| {
+        tensor_from("failed to run a projection", |output| {
             sys::vit_norm_linear(
                 raw(x),
                 raw(norm[0]),
@@ -77,11 +77,11 @@ fn raw(tensor: &Tensor) -> sys::RawTensor {
     tensor.as_ptr().cast()
 }
 
-/// Calls the closure that `data` is, for C++.
+/// Calls the closure at `data`, for C++.
 extern "C" fn run(data: *const c_void, input: *mut c_void, output: *mut *mut c_void) -> c_int {
     // SAFETY: `data` is the box of `recompute` and not freed yet.
     let closure = unsafe { &*data.cast::<Closure>() };
-    // A panic must not pass the border.
+    // A panic must not cross the C interface.
     let result = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: C++ owns `input` during the call; this is a handle of its own.
         let input = unsafe { Tensor::clone_from_ptr(input.cast()) };
@@ -102,7 +102,7 @@ extern "C" fn run(data: *const c_void, input: *mut c_void, output: *mut *mut c_v
     }
 }
 
-/// Frees the closure that `data` is, for C++.
+/// Frees the closure at `data`, for C++.
 extern "C" fn free(data: *mut c_void) {
     // SAFETY: C++ calls this once, when it is done with the box of `recompute`.
     drop(unsafe { Box::from_raw(data.cast::<Closure>()) });

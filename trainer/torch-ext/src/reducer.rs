@@ -1,4 +1,4 @@
-//! Averaging of gradients over the ranks while the backward pass still runs.
+//! Averaging of gradients over the ranks during the backward pass.
 
 use tch::Tensor;
 
@@ -18,9 +18,9 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// Hooks into the gradients of `parameters`, which are all on one device and the same on every rank in number,
-    /// order and shape. `gradients` reduces tensors of that device, `control` has the same ranks and takes tensors on the
-    /// CPU; they are separate groups, so that a few numbers do not queue behind gradients.
+    /// Hooks into the gradients of `parameters`, on one device and equal on every rank in number,
+    /// order and shape. `gradients` reduces on that device; `control` has the same ranks on the
+    /// CPU. They are separate so that a few numbers do not queue behind gradients.
     pub fn new(
         parameters: &[Tensor],
         (gradients, control): (&ProcessGroup, &ProcessGroup),
@@ -56,22 +56,22 @@ impl Reducer {
         check(status, || "failed to begin a step".into())
     }
 
-    /// Makes the backward pass that follows average gradients over the ranks, and add up `arrival` with them. A
-    /// backward pass without this call before it only accumulates (PyTorch's `no_sync`).
+    /// Makes the next backward pass average gradients over the ranks and sum `report` with them.
+    /// Without this call a backward pass only accumulates (PyTorch's `no_sync`).
     ///
-    /// `arrival` is read when this rank's last gradient is ready.
-    pub fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
+    /// `report` is read when this rank's last gradient is ready.
+    pub fn prepare(&mut self, report: &Tensor) -> Result<(), Error> {
         // SAFETY: reducer and tensor are valid; the C++ side keeps a reference to the tensor of its own.
-        let status = unsafe { sys::vit_reducer_prepare(self.handle.as_ptr(), arrival.as_ptr().cast()) };
+        let status = unsafe { sys::vit_reducer_prepare(self.handle.as_ptr(), report.as_ptr().cast()) };
         check(status, || "failed to prepare the reduction of gradients".into())
     }
 
-    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, in double precision, and what was
-    /// measured. On a GPU neither gradients nor sums need be there yet; what is queued from now on waits for them.
+    /// Ends the step after its backward pass: the sums of its reports, in double precision, and the
+    /// measurement. On a GPU, work queued from now on waits for gradients and sums.
     pub fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
         // SAFETY: the reducer is valid; where the call succeeds it has written a tensor and an object that it gives away.
         unsafe {
-            Measurement::of_step(|sums, measurement| {
+            Measurement::from_step(|sums, measurement| {
                 sys::vit_reducer_finish(self.handle.as_ptr(), sums, measurement)
             })
         }

@@ -1,4 +1,4 @@
-//! Weights, gradients and optimizer state divided among the ranks.
+//! Weights, gradients and optimizer state sharded among the ranks.
 
 use std::ptr::null_mut;
 
@@ -10,52 +10,52 @@ use crate::process_group::ProcessGroup;
 use crate::sync_step::{Compression, Measurement, SyncRecorder};
 use crate::sys::{self, RawSharded};
 
-/// What ranks divide, as the stages of the Zero Redundancy Optimizer (arXiv 1910.02054). Weights in 32 bits and optimizer
-/// state are divided in each.
+/// What is sharded, by stage of the Zero Redundancy Optimizer (arXiv 1910.02054). Weights in 32
+/// bits and optimizer state are sharded in each.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Stage {
-    /// Gradients are added up once a step: a rank has its own ones whole until then.
+    /// Gradients are summed once a step; until then a rank has its own whole gradients.
     One,
-    /// Gradients too: those of a unit are added up after each backward pass.
+    /// Gradients too: those of a unit are summed after each backward pass.
     Two,
     /// Weights too: those of a unit are gathered when it is computed.
     Three {
-        /// Whether they are given back between a unit's forward and its backward pass.
+        /// Whether they are freed between a unit's forward and backward pass.
         reshard_after_forward: bool,
     },
 }
 
-/// Parameters of one kind that belong to a unit, divided among the ranks.
+/// Parameters of one kind in a unit, sharded among the ranks.
 #[derive(Debug)]
 pub struct Flat<'a> {
     /// The model's parameters, views of `full`.
     pub parameters: &'a [Tensor],
-    /// Where each begins in `full`.
+    /// Start of each in `full`.
     pub offsets: &'a [i64],
-    /// All values, in the kind of the parameters: as many elements as all shards together.
+    /// All values, in the kind of the parameters: the elements of all shards.
     pub full: &'a Tensor,
-    /// This rank's shard of what the model computes with: in 32 bits where the optimizer changes it itself, or in the kind of
-    /// the parameters; on the device or in host memory.
+    /// This rank's shard of the model's weights, on the device or in host memory: in 32 bits if the
+    /// optimizer updates it directly, or in the kind of the parameters.
     pub shard: &'a Tensor,
-    /// Room for this rank's shard of the gradient, in 32 bits.
+    /// Buffer for this rank's shard of the gradient, in 32 bits.
     pub gradient: &'a Tensor,
 }
 
-/// A model whose training state is divided among the ranks (`cpp/sharded.cpp` tells how).
+/// A model whose training state is sharded among the ranks (see `cpp/sharded.cpp`).
 ///
-/// The forward pass tells it where it is: [`Sharded::enter`] and [`Sharded::leave`] around each unit, in their order.
+/// The forward pass calls [`Sharded::enter`] and [`Sharded::leave`] around each unit, in order.
 #[derive(Debug)]
 pub struct Sharded {
     handle: Handle<RawSharded>,
 }
 
 impl Sharded {
-    /// Among the ranks of a group, without units yet; where there are several such groups, `alike` is of the ranks that have the
-    /// same place in theirs. Groups come in pairs of the same ranks: one that takes tensors of the parameters' device, and one
-    /// for those on the CPU.
+    /// Shards among the ranks of a group, without units yet. With several such groups, `replicas`
+    /// is the group of ranks with the same place in theirs. Groups come in pairs of the same ranks:
+    /// for tensors on the parameters' device, and for CPU tensors.
     pub fn new(
         stage: Stage,
-        ((group, control), alike): (
+        ((group, control), replicas): (
             (&ProcessGroup, &ProcessGroup),
             Option<(&ProcessGroup, &ProcessGroup)>,
         ),
@@ -70,7 +70,7 @@ impl Sharded {
             } => (3, reshard_after_forward),
         };
         let pointer = |group: &ProcessGroup| group.handle.as_ptr();
-        let (alike, alike_control) = alike.map_or((null_mut(), null_mut()), |(group, control)| {
+        let (replicas, replicas_control) = replicas.map_or((null_mut(), null_mut()), |(group, control)| {
             (pointer(group), pointer(control))
         });
         let handle = Handle::new(sys::vit_sharded_free, |out| {
@@ -80,8 +80,8 @@ impl Sharded {
                 sys::vit_sharded_new(
                     group.handle.as_ptr(),
                     control.handle.as_ptr(),
-                    alike,
-                    alike_control,
+                    replicas,
+                    replicas_control,
                     recorder.handle.as_ptr(),
                     stage,
                     reshards,
@@ -89,16 +89,15 @@ impl Sharded {
                     out,
                 )
             };
-            check(status, || "failed to divide the training state".into())
+            check(status, || "failed to shard the training state".into())
         })?;
         Ok(Self { handle })
     }
 
-    /// Adds parameters to a unit; the same on every rank, in the same order. At stage 3 their values are there from then on only
-    /// while the unit is computed.
+    /// Adds parameters to a unit, the same on every rank in the same order. At stage 3 their values
+    /// exist from then on only while the unit is computed.
     ///
-    /// # Panics
-    /// Where there is not one offset for each parameter.
+    /// If there is not one offset per parameter.
     pub fn add(&self, unit: usize, flat: &Flat<'_>) -> Result<(), Error> {
         assert_eq!(
             flat.parameters.len(),
@@ -120,62 +119,60 @@ impl Sharded {
             )
         };
         check(status, || {
-            format!("failed to divide the parameters of unit {unit}")
+            format!("failed to shard the parameters of unit {unit}")
         })
     }
 
-    /// Begins a step: gradients of the one before are forgotten.
+    /// Begins a step and forgets the gradients of the previous one.
     pub fn begin(&self) -> Result<(), Error> {
         // SAFETY: the object is valid.
         let status = unsafe { sys::vit_sharded_begin(self.handle.as_ptr()) };
         check(status, || "failed to begin a step".into())
     }
 
-    /// The backward pass that follows is the step's last one. `arrival` is added up over the ranks during it.
-    pub fn prepare(&self, arrival: &Tensor) -> Result<(), Error> {
+    /// Announces the step's last backward pass. `report` is summed over the ranks during it.
+    pub fn prepare(&self, report: &Tensor) -> Result<(), Error> {
         // SAFETY: object and tensor are valid; the C++ side keeps a reference to the tensor of its own.
-        let status = unsafe { sys::vit_sharded_prepare(self.handle.as_ptr(), arrival.as_ptr().cast()) };
+        let status = unsafe { sys::vit_sharded_prepare(self.handle.as_ptr(), report.as_ptr().cast()) };
         check(status, || "failed to prepare the reduction of gradients".into())
     }
 
-    /// As [`Reducer::finish`](crate::Reducer::finish): this rank's shards of the mean gradient are there afterwards.
+    /// See [`Reducer::finish`](crate::Reducer::finish); the gradients are this rank's shards.
     pub fn finish(&self) -> Result<(Tensor, Measurement), Error> {
         // SAFETY: the object is valid; where the call succeeds it has written a tensor and an object that it gives away.
         unsafe {
-            Measurement::of_step(|sums, measurement| {
+            Measurement::from_step(|sums, measurement| {
                 sys::vit_sharded_finish(self.handle.as_ptr(), sums, measurement)
             })
         }
     }
 
-    /// To be called before the shards are changed, where not every unit has been used since [`Self::publish`]: weights that are
-    /// still being gathered are read from them.
+    /// Call it before changing the shards if a unit was not used since [`Self::publish`]: a running
+    /// gather reads them.
     pub fn settle(&self) -> Result<(), Error> {
         // SAFETY: the object is valid.
         let status = unsafe { sys::vit_sharded_settle(self.handle.as_ptr()) };
         check(status, || "failed to gather the weights".into())
     }
 
-    /// The shards have changed, on every rank: from now on the model computes with their values.
+    /// Uses the shards, which have changed on every rank, for the model from now on.
     pub fn publish(&self) -> Result<(), Error> {
         // SAFETY: the object is valid.
         let status = unsafe { sys::vit_sharded_publish(self.handle.as_ptr()) };
         check(status, || "failed to gather the weights".into())
     }
 
-    /// The forward pass is about to use a unit's weights.
+    /// Gathers a unit's weights for the forward pass.
     pub fn enter(&self, unit: usize) -> Result<(), Error> {
         // SAFETY: the object is valid.
         let status = unsafe { sys::vit_sharded_enter(self.handle.as_ptr(), unit) };
         check(status, || format!("failed to gather the weights of unit {unit}"))
     }
 
-    /// The forward pass has used them; `output` is all that comes of it.
+    /// Releases them after the forward pass; `output` is its only result.
     pub fn leave(&self, unit: usize, output: &Tensor) -> Result<(), Error> {
         // SAFETY: object and tensor are valid; the C++ side keeps what it needs of the tensor's graph.
         let status = unsafe { sys::vit_sharded_leave(self.handle.as_ptr(), unit, output.as_ptr().cast()) };
-        check(status, || {
-            format!("failed to give back the weights of unit {unit}")
-        })
+        check(status, || format!("failed to release the weights of unit {unit}"))
     }
 }

@@ -1,9 +1,9 @@
-//! What synchronisation costs a step, whatever it consists of.
+//! Synchronization cost of a step, whatever its collectives.
 
 use tch::Tensor;
 
 use crate::error::{Error, check};
-use crate::handle::{Handle, tensor_of};
+use crate::handle::{Handle, tensor_from};
 use crate::process_group::ProcessGroup;
 use crate::sys::{self, RawMeasurement, RawRecorder};
 
@@ -36,7 +36,7 @@ impl std::ops::AddAssign for SyncCost {
 }
 
 impl SyncTimes {
-    /// The mean, where this is the sum over `count` steps.
+    /// The mean, if this is the sum over `count` steps.
     #[must_use]
     pub fn mean(&self, count: f64) -> Self {
         let mean =
@@ -63,58 +63,58 @@ impl std::ops::AddAssign for SyncTimes {
     }
 }
 
-/// In what form gradients are added up over the ranks. Parameters keep gradients of their own type either way.
+/// Number format in which gradients are summed. Parameters keep gradients of their own type.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Compression {
     /// In their own type.
     #[default]
     None,
-    /// In bf16, which halves the bytes of fp32 gradients and keeps 8 bits of their mantissa.
+    /// In bf16: half the bytes of fp32 gradients, with 8 bits of their mantissa.
     Bf16,
 }
 
-/// Where the collectives of the running step are noted, whatever starts them: a [`Reducer`](crate::Reducer) or
-/// [`Sharded`](crate::Sharded), whose `begin` and `finish` bound the step, and [`Collectives`](crate::Collectives).
+/// Records the collectives of the running step: those of a [`Reducer`](crate::Reducer),
+/// [`Sharded`](crate::Sharded) or [`Collectives`](crate::Collectives). The first two bound it.
 #[derive(Debug)]
 pub struct SyncRecorder {
     pub(crate) handle: Handle<RawRecorder>,
 }
 
 impl SyncRecorder {
-    /// `control` is all ranks on the CPU. `arrivals`, all ranks too, adds up the numbers of arrivals on the device; without
-    /// it `control` does, beside the gradients, which is only possible where those are on the CPU: of a GPU's numbers it would
-    /// know nothing before the host had waited for them.
-    pub fn new(control: &ProcessGroup, arrivals: Option<&ProcessGroup>) -> Result<Self, Error> {
-        let arrivals = arrivals.map_or(std::ptr::null_mut(), |group| group.handle.as_ptr());
+    /// `control` has all ranks on the CPU. `reports`, also all ranks, sums the report tensors on
+    /// the device. Without it `control` does, during the gradient reduction. That works only on the
+    /// CPU: the host would have to wait for a GPU's numbers.
+    pub fn new(control: &ProcessGroup, reports: Option<&ProcessGroup>) -> Result<Self, Error> {
+        let reports = reports.map_or(std::ptr::null_mut(), |group| group.handle.as_ptr());
         let handle = Handle::new(sys::vit_recorder_free, |out| {
             // SAFETY: the groups are borrowed for the call (the C++ side keeps references of its own), one may be null, and
             // `out` is a valid place for the object's pointer.
-            let status = unsafe { sys::vit_recorder_new(arrivals, control.handle.as_ptr(), out) };
+            let status = unsafe { sys::vit_recorder_new(reports, control.handle.as_ptr(), out) };
             check(status, || {
-                "failed to prepare the measurement of synchronisation".into()
+                "failed to prepare the measurement of synchronization".into()
             })
         })?;
         Ok(Self { handle })
     }
 }
 
-/// What was measured of a step.
+/// The measurement of a step.
 #[derive(Debug)]
 pub struct Measurement(Handle<RawMeasurement>);
 
 impl Measurement {
-    /// The sums of a step's arrival and its measurement, which `finish` writes to its arguments.
+    /// The sums of a step's reports and its measurement, which `finish` writes to its arguments.
     ///
     /// # Safety
     /// Where `finish` succeeds it must have written a tensor and an object that it gives away.
-    pub(crate) unsafe fn of_step(
+    pub(crate) unsafe fn from_step(
         finish: impl FnOnce(*mut *mut std::ffi::c_void, *mut *mut RawMeasurement) -> std::ffi::c_int,
     ) -> Result<(Tensor, Self), Error> {
         let mut sums = None;
         let measurement = Handle::new(sys::vit_measurement_free, |measurement| {
             // SAFETY: as the caller says.
             let finished = unsafe {
-                tensor_of("failed to average gradients over the ranks", |sums| {
+                tensor_from("failed to average gradients over the ranks", |sums| {
                     finish(sums, measurement)
                 })
             };
@@ -124,14 +124,14 @@ impl Measurement {
         Ok((sums.expect("the call succeeded"), Self(measurement)))
     }
 
-    /// What synchronisation cost in the step, which the device must have come to the end of. The ranks compare their
-    /// measurements beside what follows the step on the CPU, where a call at once waits for that, and with this call on a GPU.
+    /// Synchronization cost of the step, which the device must have finished. The ranks compare
+    /// their measurements: on the CPU since the step's end, on a GPU in this call.
     pub fn times(self) -> Result<SyncTimes, Error> {
         let mut times = SyncTimes::default();
         // SAFETY: the measurement is valid and `times` has the layout of the C++ struct.
         let status = unsafe { sys::vit_measurement_times(self.0.as_ptr(), &raw mut times) };
         check(status, || {
-            "failed to compare the times of synchronisation over the ranks".into()
+            "failed to compare synchronization times between ranks".into()
         })?;
         Ok(times)
     }

@@ -1,4 +1,4 @@
-//! The C border, as `cpp/*.cpp` defines it.
+//! The C interface defined by `cpp/*.cpp`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::{PhantomData, PhantomPinned};
@@ -19,7 +19,7 @@ pub(crate) enum RecorderName {}
 pub(crate) enum ReducerName {}
 pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
-pub(crate) enum MomentName {}
+pub(crate) enum DeviceEventName {}
 pub(crate) enum ReadbackName {}
 pub(crate) enum ShardedName {}
 pub(crate) enum TraceName {}
@@ -32,65 +32,65 @@ pub(crate) type RawRecorder = Opaque<RecorderName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
 pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
-pub(crate) type RawMoment = Opaque<MomentName>;
+pub(crate) type RawDeviceEvent = Opaque<DeviceEventName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
 pub(crate) type RawSharded = Opaque<ShardedName>;
 pub(crate) type RawTrace = Opaque<TraceName>;
 pub(crate) type RawHostCopies = Opaque<HostCopiesName>;
 pub(crate) type RawTransfer = Opaque<TransferName>;
 
-/// `at::Tensor*`, as tch hands it out.
+/// `at::Tensor*`, as from tch.
 pub(crate) type RawTensor = *const c_void;
 
-/// What collectives cost one rank in one step, seconds.
+/// Cost of collectives for one rank in one step, seconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SyncCost {
-    /// Time in which a collective was under way that every rank had begun; at least `exposed`.
+    /// Time during which a collective ran that every rank had started; at least `exposed`.
     pub total: f64,
-    /// Waiting for collectives that every rank had begun: above all from the moment every rank had its last gradient until
-    /// reduced gradients were usable.
+    /// Waiting for collectives that every rank had started: mostly from when every rank had its
+    /// last gradient until reduced gradients were usable.
     pub exposed: f64,
-    /// Waiting for ranks that had not begun a collective: above all from the own last gradient to the last rank's.
+    /// Waiting for ranks that had not started a collective: mostly for the last rank's gradients.
     pub straggler: f64,
-    /// Bytes of the largest tensor of each collective: what is reduced, or what is there once it is gathered.
+    /// Bytes of the largest tensor of each collective: the reduced or the gathered one.
     pub bytes: u64,
-    /// Number of collectives, without the one that only tells when the last rank has arrived.
+    /// Number of collectives, without the report that shows when the last rank arrives.
     #[serde(default)]
     pub collectives: u64,
 }
 
-/// What synchronisation cost one rank in one step. The step waited `all.exposed + all.straggler`.
+/// Synchronization cost of one rank in one step, which waited for `all.exposed + all.straggler`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SyncTimes {
-    /// Of all collectives; `total` counts time in which several were under way once.
+    /// All collectives; `total` counts overlapping ones once.
     #[serde(flatten)]
     pub all: SyncCost,
-    /// Of gradients that every rank gets whole, and of activations that are added up.
+    /// Whole gradients on every rank, and summed activations.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub all_reduce: SyncCost,
-    /// Of gradients of which every rank gets its shard.
+    /// Gradients sharded among ranks.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub reduce_scatter: SyncCost,
-    /// Of weights that every rank has a shard of.
+    /// Weights sharded among ranks.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub all_gather: SyncCost,
-    /// Of activations, between tokens and heads divided among ranks.
+    /// Activations, between division by tokens and by heads.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub all_to_all: SyncCost,
-    /// The part of the waiting that was before the step's last backward pass, or between others: in forward passes.
+    /// The part of the waiting in forward passes.
     #[serde(default)]
     pub waited_in_forward: f64,
 }
 
-/// Numbers of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
+/// Parameters of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamNumbers {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Decay of the first and the second moment.
+    /// Decay rates of the first and second event.
     pub betas: [f64; 2],
     /// Weight decay.
     pub weight_decay: f64,
@@ -98,30 +98,30 @@ pub struct AdamNumbers {
     pub epsilon: f64,
 }
 
-/// Numbers of a step of SGD with momentum.
+/// Parameters of a step of SGD with momentum.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdNumbers {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Share of the last step that is taken again.
+    /// Momentum factor.
     pub momentum: f64,
     /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// Whether the gradient is read ahead of the momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
 }
 
-/// Takes a text: where it goes, its first byte, its length.
+/// Receives a text: destination, first byte, length.
 pub(crate) type TakeText = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
-/// The NCCL plugin's entry of this name (`nccl/plugin.cpp`). 0 where it succeeded.
+/// `vit_nccl_flight_record` of the NCCL plugin (`nccl/plugin.cpp`). 0 on success.
 pub(crate) type NcclFlightRecord = unsafe extern "C" fn(TakeText, *mut c_void) -> c_int;
-/// The plugin's `vit_cuda_identity`: index of a GPU, its UUID, and room for a string of so many bytes. 0 where it succeeded.
+/// The plugin's `vit_cuda_identity`: GPU index, UUID, string buffer and its size. 0 on success.
 pub(crate) type CudaIdentity = unsafe extern "C" fn(c_int, *mut [u8; 16], *mut c_char, usize) -> c_int;
-/// The plugin's `vit_cuda_replace_layer_norm`: room for a string of so many bytes. 0 where it succeeded.
+/// The plugin's `vit_cuda_replace_layer_norm`: string buffer and its size. 0 on success.
 pub(crate) type ReplaceLayerNorm = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
 
-/// What the device decides of an optimizer's step, as `cpp/optim.cpp` reads it.
+/// The device's decision on a step, as `cpp/optim.cpp` reads it.
 #[repr(C)]
 pub(crate) struct RawGate {
     pub(crate) grad_scale: RawTensor,
@@ -181,16 +181,16 @@ unsafe extern "C" {
     pub(crate) fn vit_group_abort(group: *mut RawGroup) -> c_int;
     pub(crate) fn vit_group_barrier(group: *mut RawGroup) -> c_int;
 
-    pub(crate) fn vit_moment_new(index: c_int, out: *mut *mut RawMoment) -> c_int;
-    pub(crate) fn vit_moment_free(moment: *mut RawMoment);
-    pub(crate) fn vit_moment_seconds_since(
-        moment: *const RawMoment,
-        earlier: *const RawMoment,
+    pub(crate) fn vit_device_event_new(index: c_int, out: *mut *mut RawDeviceEvent) -> c_int;
+    pub(crate) fn vit_device_event_free(event: *mut RawDeviceEvent);
+    pub(crate) fn vit_device_event_seconds_since(
+        event: *const RawDeviceEvent,
+        earlier: *const RawDeviceEvent,
         seconds: *mut f64,
     ) -> c_int;
 
     pub(crate) fn vit_recorder_new(
-        arrivals: *mut RawGroup,
+        reports: *mut RawGroup,
         control: *mut RawGroup,
         out: *mut *mut RawRecorder,
     ) -> c_int;
@@ -240,7 +240,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn vit_reducer_free(reducer: *mut RawReducer);
     pub(crate) fn vit_reducer_begin(reducer: *mut RawReducer) -> c_int;
-    pub(crate) fn vit_reducer_prepare(reducer: *mut RawReducer, arrival: RawTensor) -> c_int;
+    pub(crate) fn vit_reducer_prepare(reducer: *mut RawReducer, report: RawTensor) -> c_int;
     pub(crate) fn vit_reducer_finish(
         reducer: *mut RawReducer,
         sums: *mut *mut c_void,
@@ -249,8 +249,8 @@ unsafe extern "C" {
     pub(crate) fn vit_sharded_new(
         group: *mut RawGroup,
         control: *mut RawGroup,
-        alike: *mut RawGroup,
-        alike_control: *mut RawGroup,
+        replicas: *mut RawGroup,
+        replicas_control: *mut RawGroup,
         recorder: *mut RawRecorder,
         stage: c_int,
         reshards: bool,
@@ -269,7 +269,7 @@ unsafe extern "C" {
         gradient: RawTensor,
     ) -> c_int;
     pub(crate) fn vit_sharded_begin(sharded: *mut RawSharded) -> c_int;
-    pub(crate) fn vit_sharded_prepare(sharded: *mut RawSharded, arrival: RawTensor) -> c_int;
+    pub(crate) fn vit_sharded_prepare(sharded: *mut RawSharded, report: RawTensor) -> c_int;
     pub(crate) fn vit_sharded_finish(
         sharded: *mut RawSharded,
         sums: *mut *mut c_void,

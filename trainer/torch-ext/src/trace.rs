@@ -1,4 +1,4 @@
-//! Which operators libtorch dispatches.
+//! Counts of operators that libtorch dispatches.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -8,8 +8,8 @@ use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::sys::{self, RawTrace};
 
-/// Operators after which the host cannot go on before the device has computed their result, because it needs their value or
-/// the size of their output.
+/// Operators after which the host waits for the device, because it needs their value or the size of
+/// their output.
 const HOST_STOPS: [&str; 10] = [
     "aten::_local_scalar_dense",
     "aten::_unique",
@@ -23,10 +23,10 @@ const HOST_STOPS: [&str; 10] = [
     "aten::unique_dim",
 ];
 
-/// The counters are the process's.
+/// The counters are global to the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Counts the operators of all threads for as long as it lives. A second trace waits for the end of the first.
+/// Counts operators of all threads until dropped. A second trace waits for the first to end.
 #[derive(Debug)]
 pub struct Trace {
     handle: Handle<RawTrace>,
@@ -34,7 +34,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins to count.
+    /// Starts counting.
     pub fn begin() -> Result<Self, Error> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = Handle::new(sys::vit_trace_free, |out| {
@@ -45,18 +45,17 @@ impl Trace {
         Ok(Self { handle, _turn: turn })
     }
 
-    /// How often the operator of this name, such as `aten::nonzero`, was dispatched so far.
+    /// How often this operator, such as `aten::nonzero`, was dispatched so far.
     ///
-    /// # Panics
-    /// Where the name holds a NUL.
+    /// If the name contains a NUL.
     pub fn count(&self, name: &str) -> u64 {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the trace is valid and the name is borrowed for the call.
         unsafe { sys::vit_trace_count(self.handle.as_ptr(), name.as_ptr()) }
     }
 
-    /// The operators so far after which the host had to wait for the device, and how often. They are the same on the CPU,
-    /// where nobody waits.
+    /// The operators so far after which the host waited for the device, and how often. The CPU runs
+    /// the same ones without waiting.
     pub fn host_stops(&self) -> BTreeMap<String, u64> {
         let counted = HOST_STOPS.map(|name| (name.to_owned(), self.count(name)));
         counted.into_iter().filter(|(_, count)| *count > 0).collect()

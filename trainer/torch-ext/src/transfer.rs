@@ -1,15 +1,15 @@
-//! Bytes on their way from the host to a device, beside what the device computes.
+//! Copies from the host to a device during the device's other work.
 
 use tch::{Device, Tensor};
 
 use crate::device;
 use crate::error::{Error, check};
-use crate::handle::{Handle, tensor_of};
+use crate::handle::{Handle, tensor_from};
 use crate::sys;
 
-/// Memory on the host and as much on a device. Copies run on a stream of their own, and nobody waits for them but the
-/// operations that need them and those who write to the host's memory again. That memory is pinned where the device is a
-/// GPU. On the CPU a copy has ended when [`Self::send`] returns.
+/// Memory on the host, pinned for a GPU, and as much on a device. Copies run on a separate stream.
+/// Only operations that need them wait, and writers to the host's memory. On the CPU a copy has
+/// ended when [`Self::send`] returns.
 #[derive(Debug)]
 pub struct Transfer {
     handle: Handle<sys::RawTransfer>,
@@ -32,7 +32,7 @@ impl Transfer {
         Ok(Self { handle, bytes })
     }
 
-    /// The host's memory, once its last copy has ended.
+    /// The host's memory, after its last copy has ended.
     pub fn host(&mut self) -> Result<&mut [u8], Error> {
         let mut bytes = std::ptr::null_mut();
         // SAFETY: the object is alive, and `bytes` is a valid place.
@@ -43,7 +43,7 @@ impl Transfer {
         Ok(unsafe { std::slice::from_raw_parts_mut(bytes, self.bytes) })
     }
 
-    /// Begins to copy the first `bytes` bytes to the device, once operations on the last ones are done. Does not wait.
+    /// Starts copying the first `bytes` bytes, after operations on the last ones. Does not wait.
     pub fn send(&mut self, bytes: usize) -> Result<(), Error> {
         // SAFETY: the object is alive.
         let status = unsafe { sys::vit_transfer_send(self.handle.as_ptr(), bytes) };
@@ -52,13 +52,13 @@ impl Transfer {
         })
     }
 
-    /// What `operations` make of the device's memory, a tensor of bytes. They wait for the copy, the caller does not.
-    /// The next copy overwrites the tensor: `operations` keep no part of it.
+    /// Runs `operations` on the device's memory, a tensor of bytes. They wait for the copy, the
+    /// caller does not. They must not keep the tensor: the next copy overwrites it.
     pub fn receive<T>(&mut self, operations: impl FnOnce(&Tensor) -> T) -> Result<T, Error> {
-        const FAILED: &str = "failed to use what was copied to the device";
+        const FAILED: &str = "failed to use data copied to the device";
         // SAFETY: the object is alive, and the call makes a tensor for us.
         let device = unsafe {
-            tensor_of(FAILED, |device| {
+            tensor_from(FAILED, |device| {
                 sys::vit_transfer_begin_use(self.handle.as_ptr(), device)
             })
         }?;
@@ -71,11 +71,11 @@ impl Transfer {
     }
 }
 
-/// A copy of a tensor of the host on `device`, for which the host does not wait; the tensor itself if that is the CPU.
+/// An asynchronous copy of a host tensor on `device`; the tensor itself for the CPU.
 pub fn sent(tensor: &Tensor, device: Device) -> Result<Tensor, Error> {
     // SAFETY: the tensor is borrowed for the call, which makes a tensor for us.
     unsafe {
-        tensor_of("failed to copy a tensor to the device", |out| {
+        tensor_from("failed to copy a tensor to the device", |out| {
             sys::vit_sent(tensor.as_ptr().cast(), device::index(device), out)
         })
     }

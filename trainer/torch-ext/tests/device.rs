@@ -1,16 +1,16 @@
-//! What a GPU does while the host goes on, where there is a GPU; elsewhere the same on the CPU, which does it at once.
+//! Asynchronous work of a GPU, if there is one; otherwise the same on the CPU, synchronously.
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 use std::time::Instant;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{CudaError, Moment, Transfer, load_cuda};
+use torch_ext::{CudaError, DeviceEvent, Transfer, load_cuda};
 
 #[expect(clippy::print_stdout, reason = "`make gpu-check` reads which device it was")]
 fn device() -> Device {
     let device = match load_cuda() {
         Ok(cuda) => {
-            cuda.replace_layer_norm().expect("NVRTC is there");
+            cuda.replace_layer_norm().expect("NVRTC is installed");
             Device::Cuda(0)
         }
         Err(CudaError::NoDevice) => Device::Cpu,
@@ -26,7 +26,7 @@ fn wait_for(device: Device) {
     }
 }
 
-/// Matrix products, one after the other, that take any device some tenths of a second.
+/// Consecutive matrix products that take any device some tenths of a second.
 fn work(device: Device) -> impl Fn() -> Tensor {
     let (size, products) = if device.is_cuda() { (8192, 32) } else { (1024, 8) };
     let matrix = Tensor::ones([size, size], (Kind::Float, device)) / size as f64;
@@ -40,19 +40,16 @@ fn work_takes_as_long_as_the_device_is_at_it() {
     drop(work());
     wait_for(device);
     let before = Instant::now();
-    let start = Moment::now(device).expect("a moment");
+    let start = DeviceEvent::now(device).expect("an event");
     drop(work());
-    let end = Moment::now(device).expect("a moment");
+    let end = DeviceEvent::now(device).expect("an event");
     let launched = before.elapsed().as_secs_f64();
     wait_for(device);
     let took = before.elapsed().as_secs_f64();
     let seconds = end.seconds_since(&start).expect("both have passed");
     assert!((seconds - took).abs() < took / 4.0, "{seconds} s of {took} s");
     if device.is_cuda() {
-        assert!(
-            launched < took / 4.0,
-            "the host was at it for {launched} s of {took} s"
-        );
+        assert!(launched < took / 4.0, "the host needed {launched} s of {took} s");
     }
 }
 
@@ -64,7 +61,7 @@ fn bytes_sent_while_the_device_is_busy_reach_the_operations_that_wait_for_them()
     let mut transfer = Transfer::new(device, BYTES).expect("memory");
     let mut sums = Vec::new();
     for value in 1..=3_u8 {
-        // Written over as soon as the copy before has ended, while the sum before may still be queued behind this work.
+        // Overwritten after each copy, while its sum may still be queued behind this work.
         transfer.host().expect("memory").fill(value);
         drop(work());
         transfer.send(BYTES).expect("sends");
@@ -75,13 +72,13 @@ fn bytes_sent_while_the_device_is_busy_reach_the_operations_that_wait_for_them()
     assert_eq!(sums, [1, 2, 3].map(|value| value << 20));
 }
 
-/// How far apart two tensors are, as a share of the second.
+/// Relative distance of two tensors.
 fn distance(found: &Tensor, expected: &Tensor) -> f64 {
     let found = found.to_device(Device::Cpu).to_kind(Kind::Double);
     ((found - expected).norm() / expected.norm()).double_value(&[])
 }
 
-/// The output of LayerNorm, and what its backward pass gives for input, weight and bias.
+/// The output of LayerNorm, and the gradients of input, weight and bias.
 fn layer_norm(tensors: &[Tensor; 4], kind: Kind, device: Device) -> [Tensor; 4] {
     let [input, weight, bias, gradient] = tensors
         .each_ref()
@@ -97,13 +94,13 @@ fn layer_norm(tensors: &[Tensor; 4], kind: Kind, device: Device) -> [Tensor; 4] 
 fn layer_norm_rounds_no_more_than_its_number_format() {
     let device = device();
     tch::manual_seed(20260);
-    // libtorch's kernels for the CPU add up gradients of weights in half precision.
+    // libtorch's CPU kernels sum gradients of weights in half precision.
     let formats: &[_] = if device.is_cuda() {
         &[(Kind::Float, 2e-6), (Kind::Half, 1e-3), (Kind::BFloat16, 8e-3)]
     } else {
         &[(Kind::Float, 2e-6)]
     };
-    // Rows that this project's kernels take, in one to sixteen packs of a lane, and, at the end, such as are left to libtorch.
+    // Rows of one to sixteen packs per lane; the last ones are left to libtorch.
     for (rows, columns) in [
         (1, 64),
         (7, 192),

@@ -1,4 +1,5 @@
-//! A job in a queue of Kueue, from its Workload to its end. What Kueue does is played here; the end-to-end tests have it.
+//! A job in a queue of Kueue, from its Workload to its end, with a simulated Kueue; the end-to-end
+//! tests use the real one.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::policy::suspend::StopReason;
 use crate::reconcile::plan;
 use crate::reconcile::status;
 
-/// A job in the queue `team-a`; the priority of its class is 7.
+/// A job in the queue `team-a` with priority 7.
 fn queued(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     let mut job = fixtures::job();
     job.spec.scheduling.queue_name = Some("team-a".into());
@@ -28,7 +29,7 @@ fn queued(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     observation
 }
 
-/// One round: the status is recorded, and the Workload becomes what the operator makes of it.
+/// One round: records the status, and applies the operator's change of the Workload.
 fn round(observation: &mut Observation) -> (Plan, Option<&'static str>) {
     let valid = crds::validate(&observation.job);
     let place = |_| Decision::Placed(fixtures::placement(["a", "b"]));
@@ -56,7 +57,7 @@ fn round(observation: &mut Observation) -> (Plan, Option<&'static str>) {
     (plan, what)
 }
 
-/// What Kueue, or anybody else, does with the Workload.
+/// Changes the Workload as Kueue or anyone else would.
 fn change(observation: &mut Observation, change: impl FnOnce(&mut Workload)) {
     let workload = observation.queue.workload.as_mut().expect("a Workload");
     change(Arc::make_mut(workload));
@@ -74,7 +75,7 @@ fn set(workload: &mut Workload, type_: &str, value: bool, reason: &str, message:
     job_conditions::set(&mut workload.status.get_or_insert_default().conditions, condition);
 }
 
-/// Kueue admits the Workload for so many nodes of the flavor `t4`, which has a label and a toleration.
+/// Kueue admits the Workload for this many nodes of flavor `t4`, with a label and a toleration.
 fn admit(observation: &mut Observation, nodes: i32) {
     change(observation, |workload| {
         set(workload, conditions::QUOTA_RESERVED, true, "QuotaReserved", "");
@@ -125,7 +126,7 @@ fn phase(observation: &Observation) -> Phase {
     observation.status().phase.expect("a phase")
 }
 
-/// Reason and message of why the job has no place.
+/// Reason and message of `Placed`.
 fn why(observation: &Observation) -> (String, String) {
     let status = observation.status();
     let placed = status.condition(types::PLACED).expect("a condition");
@@ -133,7 +134,7 @@ fn why(observation: &Observation) -> (String, String) {
     (placed.reason.clone(), placed.message.clone())
 }
 
-/// A job whose gang runs within its quota.
+/// A job with quota and a running gang.
 fn running(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     let mut observation = queued(change);
     round(&mut observation);
@@ -156,7 +157,7 @@ fn running(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     observation
 }
 
-/// Quota that the job's Workload has.
+/// Whether the job's Workload has quota.
 fn has_quota(observation: &Observation) -> bool {
     let workload = observation.queue.workload.as_ref();
     workload.is_some_and(|workload| workload.has(conditions::QUOTA_RESERVED).is_some())
@@ -232,7 +233,7 @@ fn a_gang_stays_within_what_it_was_granted() {
         assert_eq!(spec.node_selector, Some(expected.node_selector.clone()));
         assert_eq!(spec.tolerations, Some(expected.tolerations.clone()));
     }
-    // An operator that has just started, and has not listed Kueue's objects, leaves the gang alone.
+    // An operator that has not listed Kueue's objects yet keeps the gang.
     observation.queue.is_known = false;
     observation.queue.workload = None;
     assert_eq!(round(&mut observation), (Plan::Follow, None));
@@ -294,7 +295,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
             (requeued.status.as_str(), requeued.reason.as_str()),
             (is_requeued, reason)
         );
-        // From here Kueue counts how long pods take to start.
+        // From here Kueue times the pods' start.
         let ready = workload.condition(conditions::PODS_READY).expect("one");
         assert_eq!(
             (ready.reason.as_str(), ready.last_transition_time.0),
@@ -358,7 +359,7 @@ fn a_workload_that_asks_for_something_else_is_made_anew_when_there_are_no_pods()
     assert_eq!(round(&mut observation).1, Some("create"));
     let workload = observation.queue.workload.clone().expect("a Workload");
     assert_eq!(workload.spec.pod_sets[0].count, 3);
-    // What Kueue writes in other words is no difference.
+    // Kueue's other encoding of the same request makes no difference.
     change(&mut observation, |workload| {
         let spec = workload.spec.pod_sets[0].template.spec.as_mut().expect("a spec");
         let resources = spec.containers[0].resources.as_mut().expect("resources");
@@ -374,7 +375,7 @@ fn a_flavor_that_is_gone_leaves_the_gang_where_it_is() {
     let mut observation = running(|_| ());
     observation.queue.flavors.clear();
     assert_eq!(round(&mut observation), (Plan::Follow, None));
-    // Without anything recorded nobody knows where the quota is.
+    // Without a record the quota's nodes are unknown.
     let mut observation = queued(|_| ());
     round(&mut observation);
     admit(&mut observation, 2);

@@ -1,4 +1,4 @@
-//! How a gang comes to its end: who is to blame, that it lets go of its GPUs, and when the next one may come.
+//! The end of a gang: its root failure, the release of its GPUs, and the back-off before the next.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::policy::gang::{PodId, PodView, Trainer};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
 use crate::reconcile::observation::Observation;
 
-/// What ends a pod that has not ended in the time that it had.
+/// The signal that ends a pod after its grace period.
 const SIGKILL: u8 = 9;
 
-/// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
-/// the cause, by failures since the last checkpoint.
+/// While only an echo of a failed attempt is known: ends it again if the cause has appeared, or
+/// rests while it still may. `verdict` is by the failures since the last checkpoint.
 pub(super) fn settle(
     observation: &Observation,
     status: &ViTTrainingJobStatus,
@@ -35,7 +35,7 @@ pub(super) fn settle(
     if !may_be_echo {
         return None;
     }
-    // What ends later than that may have been ended by ourselves. Both times are in whole seconds.
+    // The operator may have ended what ends later. Both times are in whole seconds.
     let cause = observation
         .gang(status.attempt)
         .filter_map(failure_of)
@@ -50,11 +50,11 @@ pub(super) fn settle(
     };
     if let Some(failure) = cause.or_else(silent) {
         let has_failed = status.phase == Some(Phase::Failed);
-        // A restart was counted when the echo was seen, the end of the job was not.
+        // A restart was counted with the echo, the end of the job was not.
         let failures = status.restarts_since_checkpoint + i32::from(has_failed);
         return Some(Plan::End {
             verdict: match verdict(&failure, failures) {
-                // What is over stays over, whatever its budget has become: only the blame moves.
+                // A job that is over stays over, even with a larger budget; only the blame moves.
                 Verdict::Restart if has_failed => Verdict::Exhausted,
                 verdict => verdict,
             },
@@ -69,10 +69,10 @@ pub(super) fn settle(
     (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
 }
 
-/// The failure of a pod whose end nobody tells: its node went away, is not ready, or cannot end it. Where others have lost a peer and
-/// nobody has failed, that is the one.
+/// The failure of a pod whose end nobody reports: its node is gone, not ready, or cannot end it. It
+/// is the cause if others lost a peer and none failed.
 fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
-    // Its container may have ended before its kubelet reported the pod's end.
+    // Its container may end before the kubelet reports the pod's end.
     if pod.has_ended() || pod.end.is_some() {
         return None;
     }
@@ -83,7 +83,7 @@ fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
     let words = if observation.unready_nodes.contains_key(node) {
         format!("node {node} is not ready")
     } else if observation.is_overdue(pod) {
-        format!("node {node} has not ended it in the time it had")
+        format!("node {node} did not end the pod in time")
     } else {
         return None;
     };
@@ -98,25 +98,25 @@ pub(super) fn lost(pod: &PodView, words: String) -> PodView {
     }
 }
 
-/// What became of a gang that was to save and stop, where it did neither: it could not write, or did not end in time.
+/// Records a gang that should have saved and stopped, but could not write or did not end in time.
 pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
     if status.failure_of_attempt().is_some() {
         return None;
     }
-    // A pod of which no end is known may have stopped well.
+    // A pod without a known end may have stopped cleanly.
     let did_not_stop = |pod: &&PodView| {
         let end = pod.end.as_deref();
         end.is_some_and(|end| match end.exit {
             ExitCode::Done | ExitCode::Stopped => false,
             ExitCode::Signal(number) => pod.trainer == Trainer::Own || number == SIGKILL,
-            // Launchers end as they like.
+            // Launchers exit with any code.
             _ => pod.trainer == Trainer::Own,
         })
     };
     root_cause(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
 }
 
-/// Pods that a dead node's kubelet will not end.
+/// Deleted pods that a dead node's kubelet will not end.
 pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<PodId> {
     let is_silent = |pod: &&PodView| {
         pod.deletion_timestamp.is_some() && observation.node_lost_for(pod, node_lost_after).is_some()
@@ -125,9 +125,9 @@ pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration)
     silent.map(PodView::id).collect()
 }
 
-/// Deletes what there is of any gang, with what was created and has not come into sight, and waits until all GPUs are free again;
-/// `None` once they are. Pods that ended hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such
-/// a node gets no new pods. Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
+/// Deletes the pods of any gang, including created ones not in the cache yet, and waits until all
+/// GPUs are free; `None` once they are. Ended pods hold no GPU. Pods on a missing or long unready
+/// node are not waited for: it gets no new pods. Nor are overdue pods: their GPUs count as used.
 pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
     let unseen = observation.unseen_pods.iter().map(|(name, uid)| PodId {
         name: name.clone(),

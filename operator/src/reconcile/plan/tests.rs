@@ -28,10 +28,10 @@ use crate::fixtures::{self, assert_contains, at, gang, job_in, observation, pod}
 use crate::policy::gang::{End, Trainer};
 use crate::policy::restart::SETTLE;
 use crate::policy::restart::Verdict::{Exhausted, NotRetryable, Restart};
-use crate::policy::stall::{Silence, Standstill};
+use crate::policy::stall::{SilentAgent, StallSigns};
 use crate::reconcile::status;
 
-/// A cluster of nodes with one GPU each, and these pods.
+/// A cluster of one-GPU nodes with these pods.
 fn cluster(nodes: &[&str], pods: &[Pod]) -> Inventory {
     let mut fleet = Fleet::default();
     for name in nodes {
@@ -151,7 +151,7 @@ fn end(plan: Plan) -> (FailureClass, Verdict, bool) {
             verdict,
             again,
         } => (failure.class, verdict, again),
-        other => panic!("the attempt goes on: {other:?}"),
+        other => panic!("the attempt continues: {other:?}"),
     }
 }
 
@@ -192,10 +192,10 @@ fn an_operator_that_stopped_between_two_pods_creates_the_other_one() {
     let mut observation = observation(job_in(Phase::Starting, 1), vec![waiting]);
     observation.gang_was_created = false;
     assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
-    // Its peer may have started meanwhile, and waits for it.
+    // Its peer may have started meanwhile and be waiting for it.
     observation.pods = vec![pod(1, 0)];
     assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
-    // Where the whole gang was created, or the other one was seen, it has been there.
+    // If the whole gang was created, or the other pod was seen, it existed.
     observation.gang_was_created = true;
     let lost = (PodLost, Restart, false);
     assert_eq!(end(decide(&observation)), lost);
@@ -283,7 +283,7 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
     let status = observation.status();
     assert_eq!((status.restarts, status.restarts_since_checkpoint), (1, 1));
     assert_eq!(decide(&observation), drain(["digits-1-0", "digits-1-1"], []));
-    // Deleted, but still there: its GPU is in use.
+    // Deleted but not gone: its GPU is in use.
     observation.pods = vec![PodView {
         deletion_timestamp: Some(at(130)),
         ..pod(1, 0)
@@ -309,7 +309,7 @@ fn another_trainer_needs_an_agent_beside_it() {
     assert_contains(&message, "without --agent-image");
     observation.agent_image = Some("localhost/vit-operator:dev".into());
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 1, .. }));
-    // What runs is not taken away.
+    // The running gang keeps its GPUs.
     observation.agent_image = None;
     observation.pods = gang(1);
     status_of(&mut observation).phase = Some(Phase::Running);
@@ -338,7 +338,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     status_of(&mut observation).attempt = 1;
     observation.pods = gang;
     assert_eq!(end(step(&mut observation)), (OutOfMemory, Restart, false));
-    // Which nodes are at fault: none.
+    // No node is at fault.
     assert_eq!(observation.status().failed_nodes, []);
 
     observation.pods.clear();
@@ -348,7 +348,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     assert!(second.memory_mebibytes < first.memory_mebibytes, "{second:?}");
     let (_, message) = condition(&observation.status(), types::PLACED);
     assert_contains(&message, "; zeroStage 0 ran out of memory");
-    // A failure of another kind does not bring the first back.
+    // A failure of another class does not bring the first strategy back.
     observation.pods = vec![pod(2, 0), ended(pod(2, 1), 137, 210)];
     assert_eq!(end(step(&mut observation)), (Killed, Restart, false));
     observation.pods.clear();
@@ -370,7 +370,7 @@ fn data_errors_are_never_retried() {
         panic!("not cleaned up");
     };
     assert_eq!(pods, ["digits-1-1".into()]);
-    // So does one whose container has ended, of which the kubelet does not say yet that it has.
+    // So does one whose container has ended, even before the kubelet reports the pod's end.
     observation.pods[1] = PodView {
         state: PodState::Running,
         ..ended(pod(1, 1), 75, 100)
@@ -473,7 +473,7 @@ fn another_trainer_that_was_told_to_stop_may_end_as_it_likes() {
     }
 }
 
-/// A job that is never restarted fails with an echo; then this cause of it turns up.
+/// A job without restarts fails with an echo; then its cause appears.
 fn the_cause_turns_up_after_the_end(exit_code: u8) -> (Observation, (FailureClass, Verdict, bool)) {
     let once = |job: &mut ViTTrainingJob| job.spec.failure_policy.max_restarts = 0;
     let mut observation = observation(
@@ -537,7 +537,7 @@ fn an_echo_without_a_cause_is_waited_for_only_so_long() {
     step(&mut observation);
     observation.now = at(100) + SETTLE;
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
-    // What we ended ourselves is not the cause.
+    // A pod that the operator ended is not the cause.
     observation.pods[1] = ended(pod(1, 1), 137, 103);
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
     observation.pods[1] = ended(pod(1, 1), 137, 102);
@@ -560,7 +560,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
         let status = observation.status();
         assert_eq!((status.restarts, status.failed_nodes.len()), (1, 1));
         assert_eq!(status.failed_nodes[0].node, "b");
-        // Once: then it is waited for as before.
+        // Only once: then it is waited for as before.
         assert!(matches!(
             decide(&observation),
             Plan::Drain { .. } | Plan::Place { .. }
@@ -585,7 +585,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
 
     let mut overdue = echo();
     overdue.now = at(160);
-    assert_eq!(cause(overdue), "node b has not ended it in the time it had");
+    assert_eq!(cause(overdue), "node b did not end the pod in time");
 }
 
 #[test]
@@ -646,7 +646,7 @@ fn a_pod_that_someone_deletes_ends_the_attempt() {
     };
     let mut observation = running(vec![pod(1, 0), deleted]);
     assert_eq!(end(decide(&observation)).0, PodLost);
-    // Gone without having been seen to go.
+    // Disappeared unnoticed.
     observation.pods.pop();
     assert_eq!(end(decide(&observation)).0, PodLost);
 }
@@ -661,7 +661,7 @@ fn pods_of_a_node_that_is_gone_are_not_waited_for() {
         }],
     );
     assert_eq!(decide(&observation), drain([], []));
-    // Silent for a moment only: it may come back.
+    // Unready only briefly: it may recover.
     observation.unready_nodes = [("a".to_owned(), at(99))].into();
     assert_eq!(decide(&observation), drain([], []));
     observation.unready_nodes = [("a".to_owned(), at(70))].into();
@@ -690,7 +690,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
         (three, "Tesla-T4 on a, c"),
         (
             two,
-            "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, 1 node with too few free GPUs (b)",
+            "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, 1 node with too few free GPUs (b)",
         ),
     ] {
         let plan = plan_on(&due(70), &inventory);
@@ -707,7 +707,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
         condition(&status, types::SUSPENDED).1,
         format!("spec.suspend is set{words}")
     );
-    // It is deleted by force only once its node is silent, too.
+    // It is deleted by force only once its node is unready, too.
     suspending.unready_nodes = [("b".to_owned(), at(70))].into();
     assert_eq!(decide(&suspending), drain([], ["digits-1-1"]));
 }
@@ -719,7 +719,7 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     assert_eq!(decide(&observation), Plan::Follow, "29 of 30 seconds");
     observation.unready_nodes = [("b".to_owned(), at(70))].into();
     let Plan::End { failure, .. } = step(&mut observation) else {
-        panic!("the attempt goes on");
+        panic!("the attempt continues");
     };
     assert_eq!(
         (failure.class, failure.node.as_deref(), failure.message.as_str()),
@@ -729,7 +729,7 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
             "node b has not been ready for 30 s (failurePolicy.nodeLostSeconds)"
         )
     );
-    // First they are asked to go, as any pod is.
+    // First a normal deletion.
     let Plan::Drain { mut pods, force } = decide(&observation) else {
         panic!("not drained");
     };
@@ -744,7 +744,7 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     assert_eq!(decide(&observation), drain([], ["digits-1-1"]));
 }
 
-/// A job placed a minute before this second, which is how long its gang may take to start.
+/// A job placed a minute, its start timeout, before this second.
 fn starting_until(second: i64) -> ViTTrainingJob {
     let mut job = with_spec(Phase::Starting, |job| {
         job.spec.scheduling.start_timeout_seconds = 60;
@@ -767,7 +767,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     assert_eq!(decide(&observation), Plan::Follow);
     observation.now = at(110);
     assert_eq!(end(step(&mut observation)), (StartFailed, Restart, false));
-    // A gang that has run is not measured by it any more.
+    // The timeout no longer applies to a gang that has run.
     status_of(&mut observation).phase = Some(Phase::Running);
     assert_eq!(decide(&observation), Plan::Follow);
 }
@@ -847,7 +847,7 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
     let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
     assert_eq!(step(&mut observation), Plan::Halt(StopReason::Suspend));
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
-    // It saves and exits with 143, which is no failure.
+    // It saves and exits with 143, which is not a failure.
     observation.pods = vec![PodView {
         deletion_timestamp: Some(at(130)),
         ..ended(pod(1, 0), 143, 99)
@@ -866,7 +866,7 @@ fn a_gang_that_fails_to_save_when_it_is_stopped_is_recorded_before_the_job_rests
     let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
     step(&mut observation);
     step(&mut observation);
-    // Its volume was full; the other one stopped, and the watch has brought its deletion already.
+    // Its volume was full; the other pod stopped, and its deletion has been observed.
     observation.departed = vec![
         PodView {
             lost: true,
@@ -884,7 +884,7 @@ fn a_gang_that_fails_to_save_when_it_is_stopped_is_recorded_before_the_job_rests
     assert_eq!(step(&mut observation), Plan::Park);
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Suspended), 0));
-    // Nor does it keep the next gang from starting.
+    // Nor does it stop the next gang from starting.
     Arc::make_mut(&mut observation.job).spec.suspend = false;
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     assert_eq!(observation.status().restarts, 0);
@@ -916,7 +916,7 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
             assert_eq!(decide(&observation), Plan::Finish, "{phase:?}");
         }
     }
-    // Its last epoch was over when it was to save and stop.
+    // Its last epoch was over when it was asked to save and stop.
     for phase in [Phase::Suspending, Phase::Restarting] {
         let mut observation = fixtures::observation(with_spec(phase, suspended), vec![]);
         observation.departed = done();
@@ -926,7 +926,7 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
         let suspended = status.condition(types::SUSPENDED);
         assert!(suspended.is_none_or(|condition| condition.reason != reasons::SUSPENDING));
     }
-    // The whole way, on which Running is false because of the suspension.
+    // All steps, with Running false because of the suspension.
     let mut observation = observation(with_spec(Phase::Running, suspended), gang(1));
     assert_eq!(step(&mut observation), Plan::Halt(StopReason::Suspend));
     observation.pods = done();
@@ -934,7 +934,7 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
     let status = observation.status();
     assert_eq!(status.condition(types::SUSPENDED), None);
     assert_eq!(condition(&status, types::RUNNING).0, reasons::NO_PODS);
-    // Of a gang of which one has failed, the other's end says nothing.
+    // If one pod has failed, the other's end says nothing.
     let mut half = done();
     half[1] = ended(pod(1, 1), 79, 99);
     assert!(matches!(
@@ -954,7 +954,7 @@ fn pods_that_have_not_come_into_sight_are_deleted_and_waited_for() {
     assert_eq!(decide(&observation), drained);
     observation.unseen_pods.clear();
     assert_eq!(step(&mut observation), Plan::Park);
-    // They came into sight later than anyone would wait.
+    // They appeared after the wait.
     observation.pods = gang(1);
     assert_eq!(decide(&observation), drained);
     observation.pods.clear();
@@ -1072,7 +1072,7 @@ fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
             ..Heartbeat::default()
         }],
     };
-    observation.standstill = Some(Standstill {
+    observation.stall_signs = Some(StallSigns {
         lasted: Duration::from_secs(61),
         bound: Duration::from_secs(60),
         answers: vec![(0, heartbeats(0)), (1, heartbeats(1))],
@@ -1091,7 +1091,7 @@ fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
 #[test]
 fn a_gang_whose_rank_0_is_silent_trains_again() {
     let mut observation = running(gang(1));
-    observation.silence = Some(Silence {
+    observation.silence = Some(SilentAgent {
         lasted: Duration::from_secs(301),
         bound: Duration::from_secs(300),
     });
@@ -1100,7 +1100,7 @@ fn a_gang_whose_rank_0_is_silent_trains_again() {
     assert_eq!(end(decide(&observation)), (Stalled, Restart, false));
 }
 
-/// A gang that starts, whose second pod node `b` has rejected; a pod of someone else holds its GPU.
+/// A starting gang whose second pod was rejected by node `b`; a foreign pod holds its GPU.
 fn displaced() -> Observation {
     displaced_in(Phase::Starting)
 }
@@ -1170,7 +1170,7 @@ fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
         .map(|(name, facts)| (name.to_string(), facts))
         .collect();
     assert_eq!(end(decide(&observation)), (PodLost, Restart, false));
-    // One that is not bound holds its own GPU there, and nobody else does.
+    // The unbound pod holds the GPU there itself.
     let node = observation.rejecting_nodes.get_mut("b").expect("a node");
     let gpu: Requests = [("nvidia.com/gpu".to_owned(), 1)].into();
     hold(&mut node.resources, &gpu, Holder::Gang, 1);

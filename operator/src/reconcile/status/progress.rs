@@ -1,4 +1,4 @@
-//! What agents report of training, as the status has it.
+//! Agents' reports in the form of the status.
 
 use contract::{Progress, SlowRank};
 use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
@@ -45,7 +45,7 @@ pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Prog
     });
 }
 
-/// Stragglers with the nodes they are on.
+/// Stragglers with their nodes.
 pub(super) fn with_nodes(
     stragglers: &[SlowRank],
     status: &ViTTrainingJobStatus,

@@ -34,10 +34,10 @@ fn a_job_that_was_to_be_measured_tells_what_it_measured_and_where_or_why_not() {
         observed.measured = measured;
         next(&observed, &Plan::Finish)
     };
-    let told = r#"{"worldSize": 2, "globalBatchSize": 32, "trainImages": 64, "epochs": {"seconds": [], "loss": [],
+    let json = r#"{"worldSize": 2, "globalBatchSize": 32, "trainImages": 64, "epochs": {"seconds": [], "loss": [],
         "trainAccuracy": []}, "steps": 7, "stepSeconds": 0.5, "imagesPerSecond": 64.0, "phases": {},
         "communicationSeconds": 0.0, "communicationBytes": 0.0}"#;
-    let status = ended(Some(Ok(serde_json::from_str(told).expect("a measurement"))));
+    let status = ended(Some(Ok(serde_json::from_str(json).expect("a measurement"))));
     let measurement = status.measurement.as_ref().expect("a measurement");
     assert_eq!(
         (measurement.steps, &measurement.nodes[..]),
@@ -386,7 +386,7 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     observed.now = at(100 + 3600);
     let forgotten = next(&observed, &Plan::Follow);
     assert_eq!(remembered(&forgotten), []);
-    // A gang that trains without them does not come to grow onto them.
+    // A gang that trains without them does not grow onto them.
     let status = std::sync::Arc::make_mut(&mut observed.job)
         .status
         .as_mut()
@@ -424,7 +424,7 @@ fn what_keeps_a_plan_from_being_carried_out_is_written_in_every_phase_until_it_i
 #[test]
 fn the_node_of_a_failure_is_remembered_for_an_hour() {
     let mut observed = observation(job_in(Phase::Running, 1), gang(1));
-    let failure = Failure::of_pod(&pod(1, 1), FailureClass::DeviceFault, "no GPU".into());
+    let failure = Failure::from_pod(&pod(1, 1), FailureClass::DeviceFault, "no GPU".into());
     let end = Plan::End {
         failure,
         verdict: Verdict::Restart,
@@ -448,7 +448,7 @@ fn a_gang_trains_by_the_strategy_that_was_chosen_for_its_gpus() {
     job.spec.model.name = Some("vit_large_patch16_224".into());
     job.spec.parallelism.strategy = Strategy::Auto;
     let mut placement = fixtures::placement(["a", "b"]);
-    placement.gpus = Gpus::Like(GpuGroup {
+    placement.gpus = Gpus::Identical(GpuGroup {
         memory_mebibytes: Some(6_000),
         ..fixtures::tesla_t4()
     });

@@ -1,4 +1,4 @@
-//! What a plan changes in a status.
+//! The changes of a status by a plan.
 
 use contract::{Balance, FailureClass, Measurement};
 use crds::Phase;
@@ -60,7 +60,7 @@ impl Next {
         self.revive();
         let nodes = placement.nodes.join(", ");
         let (group, mixed, reason, message) = match &placement.gpus {
-            Gpus::Like(group) => (
+            Gpus::Identical(group) => (
                 Some(group.clone()),
                 vec![],
                 reasons::GANG_FITS,
@@ -107,7 +107,7 @@ impl Next {
         self.set(RUNNING, false, reasons::PODS_STARTING, "pods are being created");
     }
 
-    /// The job is over that was to be measured.
+    /// Records the measurement of a finished job, or why there is none.
     pub(super) fn measured(&mut self, found: Option<&Result<Box<Measurement>, String>>) {
         let (reason, why) = match found {
             Some(Ok(measurement)) => {
@@ -122,13 +122,13 @@ impl Next {
             Some(Err(why)) => (reasons::NOT_MEASURED, why.as_str()),
             None => (
                 reasons::MEASUREMENT_LOST,
-                "the pod of the first rank is gone or has left no message that can be read, and what it measured is lost",
+                "the measurement is lost: the pod of rank 0 is gone or left no valid termination message",
             ),
         };
         self.set(MEASURED, false, reason, why);
     }
 
-    /// The gang makes room for another without having failed.
+    /// The healthy gang is replaced by another.
     pub(super) fn replaced(&mut self, reason: &str, how: &str) {
         self.status.phase = Some(Phase::Restarting);
         let message = format!("the gang of {} is {how}", self.status.nodes().len());
@@ -144,13 +144,13 @@ impl Next {
                 why.rejected.clone(),
                 reasons::NO_FITTING_GROUP,
                 queue.added_to(&format!("{}{overdue}", why.message)),
-                "waits for a group of like GPUs that fits the gang",
+                "waits for a group of identical GPUs that fits the gang",
             ),
             Waiting::NoPriorityClass(class) => (
                 vec![],
                 reasons::NO_PRIORITY_CLASS,
                 format!(
-                    "spec.workers.priorityClassName is {class}: there is no such PriorityClass; create it, or a job \
+                    "spec.workers.priorityClassName is {class}: no such PriorityClass exists; create it, or a job \
                      with another"
                 ),
                 "waits for its priority class",
@@ -169,7 +169,7 @@ impl Next {
             rejected,
             ..PlacementStatus::default()
         });
-        // A place in the queue that moved is no news by itself: it is written with the next change.
+        // Another queue position alone is not news: it is written with the next change.
         let message = self
             .status
             .condition(PLACED)
@@ -226,7 +226,7 @@ impl Next {
             Some(known) if again => known.time.clone(),
             _ => None,
         };
-        // What looked retryable before its cause turned up was counted as a restart that does not come.
+        // The echo was counted as a restart; undo that if the cause is not retryable.
         let was_counted = again && self.status.phase == Some(Phase::Restarting);
         let restarts = i32::from(verdict == Verdict::Restart) - i32::from(was_counted);
         self.status.restarts += restarts;
@@ -266,7 +266,7 @@ impl Next {
         self.set(FAILED, true, reason, &cause);
     }
 
-    /// A failure of the present attempt, seen now if not before.
+    /// A failure of the present attempt, first seen at `seen_at` or else now.
     pub(super) fn failure(&self, failure: &Failure, seen_at: Option<Time>) -> FailureStatus {
         FailureStatus {
             attempt: self.status.attempt,
@@ -281,12 +281,12 @@ impl Next {
         }
     }
 
-    /// The job is over and lets go of its GPUs. Where it was stays in the status.
+    /// Ends the job, which releases its GPUs. Its placement stays in the status.
     pub(super) fn finish(&mut self, phase: Phase) {
         self.status.phase = Some(phase);
         self.status.completion_time.get_or_insert(Time(self.now));
         self.clear_workers();
-        // A gang that was to save and stop may have come to its end.
+        // A suspending gang may have finished.
         self.status.conditions.retain(|condition| {
             (condition.type_.as_str(), condition.reason.as_str()) != (SUSPENDED, reasons::SUSPENDING)
         });
@@ -299,7 +299,7 @@ impl Next {
         }
     }
 
-    /// The job wants GPUs: it is not suspended any more, and if it was refused, it got a second chance.
+    /// The job wants GPUs again: it is no longer suspended, or no longer refused.
     pub(super) fn revive(&mut self) {
         if self.status.condition(SUSPENDED).is_some() {
             self.set(SUSPENDED, false, reasons::RESUMED, "spec.suspend is not set");

@@ -1,11 +1,11 @@
-//! Whole rounds where the API server rejects objects, its watches lag, or others are in the way.
+//! Whole rounds in which the API server rejects objects, watches lag, or other pods take GPUs.
 
 use contract::FailureClass;
 use crds::ViTTrainingJobStatus;
 
 use super::*;
 
-/// What kube-scheduler says of a pod for which it finds no room.
+/// kube-scheduler's status of a pod that fits nowhere.
 fn unschedulable() -> Value {
     json!({"phase": "Pending", "conditions": [{
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
@@ -13,7 +13,7 @@ fn unschedulable() -> Value {
     }]})
 }
 
-/// What a kubelet says of a pod that it does not admit.
+/// A kubelet's status of a pod that it does not admit.
 fn rejected() -> Value {
     json!({
         "phase": "Failed", "reason": "OutOfnvidia.com/gpu",
@@ -21,7 +21,7 @@ fn rejected() -> Value {
     })
 }
 
-/// A pod of someone else that holds the GPU of node `b`.
+/// A foreign pod that holds the GPU of node `b`.
 fn foreign_pod() -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "notebook", "namespace": "others"},
@@ -86,7 +86,7 @@ async fn a_gang_whose_nodes_fit_by_all_that_is_known_has_its_time() {
     assert_eq!(failure.class, FailureClass::PodLost.as_str());
 }
 
-/// What becomes of a job whose pods an API server answers like this.
+/// The result for a job whose pods an API server answers like this.
 async fn denied(
     resource: &'static str,
     code: u16,
@@ -184,7 +184,7 @@ async fn what_may_be_taken_later_is_tried_again() {
     }
 }
 
-/// A gang that runs, of which the caches show one pod only.
+/// A running gang of which the caches show only one pod.
 fn half_a_gang(unseen: &'static [&'static str]) -> Rounds {
     let mut pods = fixtures::pod_objects(1, "Running");
     pods.pop();

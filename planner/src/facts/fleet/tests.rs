@@ -20,7 +20,7 @@ fn node(name: &str, gpus: i64, is_ready: bool) -> Node {
     node
 }
 
-/// A pod of someone else, or of a gang: of a job's attempt, with a node rank.
+/// A foreign pod, or a gang's: of a job's attempt, with a node rank.
 fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase: &str) -> Pod {
     let metadata = match of {
         None => json!({"name": format!("pod-{name}")}),
@@ -59,7 +59,7 @@ fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Promise {
     }
 }
 
-/// What happens to a cluster.
+/// An event in a cluster.
 #[derive(Clone, Debug)]
 enum Step {
     Node(usize, i64, bool),
@@ -67,7 +67,7 @@ enum Step {
     Pod(usize, Box<Pod>),
     PodGone(usize),
     Promise(usize, Option<Promise>),
-    /// Watches break, and list again; meanwhile this node and this pod went.
+    /// Watches break and list again; this node and this pod disappeared meanwhile.
     Relist(usize, usize),
 }
 
@@ -98,7 +98,7 @@ struct Objects {
 }
 
 impl Objects {
-    /// Takes a step, and tells the fleet of it.
+    /// Takes a step, and sends its event to the fleet.
     fn take(&mut self, step: Step, fleet: &mut Fleet) {
         match step {
             Step::Node(name, gpus, is_ready) => {
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// GPUs in use on each node once these pods have appeared, of which the first two are promised.
+/// GPUs in use on each node after these pods have appeared; the first two are promised.
 fn used(pods: &[Pod]) -> [i64; 2] {
     let mut fleet = Fleet::default();
     for name in ["a", "b"] {
@@ -203,7 +203,7 @@ fn what_is_promised_is_not_free_and_is_counted_once() {
     assert_eq!(used(&[]), [1, 1]);
     assert_eq!(used(&pods[..1]), [1, 1]);
     assert_eq!(used(&pods), [1, 1]);
-    // A pod that ended holds nothing, and its promise is fulfilled; one of another attempt holds what it has.
+    // An ended pod holds nothing and fulfills its promise; another attempt's holds its requests.
     assert_eq!(used(&fixtures::pod_objects(1, "Failed")), [0, 0]);
     assert_eq!(used(&fixtures::pod_objects(2, "Running")[..1]), [2, 1]);
 }

@@ -1,4 +1,4 @@
-//! The inventory counted from objects at once: what a [fleet](crate::facts::fleet::Fleet) that follows events must equal.
+//! The inventory counted from all objects: the oracle for a [fleet](crate::facts::fleet::Fleet).
 
 use std::collections::{HashMap, HashSet};
 

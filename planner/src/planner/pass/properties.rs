@@ -18,7 +18,7 @@ fn state_of(inventory: &Inventory) -> ClusterState {
     ClusterState::of(Fleet::of(inventory.clone()))
 }
 
-/// A job that was created, and has been waiting, since then.
+/// A job created and waiting since this time.
 fn waiter(job: &str, request: GangRequest, since: Timestamp) -> Waiter {
     Waiter {
         order: Order {
@@ -33,7 +33,7 @@ fn waiter(job: &str, request: GangRequest, since: Timestamp) -> Waiter {
     }
 }
 
-/// Jobs in their order: with a priority, and more patience or less.
+/// Jobs in order, with a priority and more or less patience.
 fn queue() -> impl Strategy<Value = Vec<Waiter>> {
     let since = prop::option::of(-2_000_i64..2_000);
     let job = (
@@ -57,7 +57,7 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
     })
 }
 
-/// What one pass decides, in the order of the queue.
+/// The decisions of one pass, in the order of the queue.
 fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, Unplaceable>>) {
     let mut pass = Pass::default();
     for job in queue {
@@ -73,7 +73,7 @@ fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Result<Pla
     (pass, decided)
 }
 
-/// The nodes that later jobs do not get: those of its place, and if these are fewer than it had, those that it had.
+/// The nodes that later jobs do not get: the job's, and if fewer than before, its previous ones.
 fn held(job: &Waiter, placement: Option<&Placement>) -> Vec<String> {
     let nodes = placement.map_or(&[][..], |placement| &placement.nodes);
     let is_held = |node: &&String| nodes.len() < job.previous_nodes.len() && !nodes.contains(node);
@@ -85,7 +85,7 @@ fn is_impatient(job: &Waiter) -> bool {
     job.since.is_some_and(|since| since + PATIENCE <= at(0))
 }
 
-/// The same by planning jobs one after another, each with nothing but the inventory that those before it left.
+/// The same by planning jobs one by one, each on the inventory that the earlier ones left.
 fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Result<Placement, Unplaceable>> {
     let mut inventory = inventory.clone();
     let mut decided = Vec::new();
@@ -130,9 +130,9 @@ proptest! {
         prop_assert_eq!(decided.is_ok(), place(&request, &inventory).is_ok(), "no job waits for it");
         let without = place(&GangRequest { shape: strict, ..request.clone() }, &inventory);
         if let (Ok(placement), Ok(without)) = (decided, without) {
-            // As many like GPUs with such nodes are better than a mix without.
+            // As many identical GPUs with such nodes are better than a mix without.
             let is_better = request.shape.rules.homogeneity == Homogeneity::Preferred
-                && matches!((&without.gpus, &placement.gpus), (Gpus::Mixed(_), Gpus::Like(_)))
+                && matches!((&without.gpus, &placement.gpus), (Gpus::Mixed(_), Gpus::Identical(_)))
                 && placement.nodes.len() >= without.nodes.len();
             prop_assert!(is_better || placement.nodes.iter().all(|node| !avoided.contains_key(node)));
         }
@@ -147,7 +147,7 @@ proptest! {
         let mut cluster = state_of(&inventory);
         let (pass, decided) = decide(&mut cluster, &queue);
         prop_assert_eq!(decided, one_after_another(&inventory, &queue));
-        // And it leaves nothing behind: the next one decides as if it were the first.
+        // It leaves nothing behind: the next pass decides as if it were the first.
         pass.restart(&mut cluster);
         prop_assert_eq!(cluster.fleet.inventory(), &inventory);
         let mut changed = inventory;
@@ -167,7 +167,7 @@ proptest! {
         let patient = queue.iter().all(|job| !is_impatient(job));
         let mut left = inventory;
         for (job, outcome) in queue.iter().zip(&decided) {
-            // Whatever jobs after it got, of lower priority or younger.
+            // Regardless of jobs of lower priority, or younger ones.
             prop_assert!(outcome.is_ok() || !patient || place(&job.request, &left).is_err());
             for node in held(job, outcome.as_ref().ok()) {
                 left.hold(&node, &job.request.shape.requests);
@@ -199,7 +199,7 @@ proptest! {
         let mut nodes: Vec<_> = inventory.nodes.iter().zip(order).collect();
         nodes.sort_by_key(|(_, place)| *place);
         let mut shuffled = state_of(&Inventory::default());
-        // The views are there before the nodes.
+        // The views exist before the nodes.
         for job in &queue {
             shuffled.view(&job.request.shape);
         }
@@ -216,18 +216,18 @@ proptest! {
     }
 }
 
-/// Turns before the large job comes, so that it finds the cluster in use.
+/// Turns before the large job arrives, so that the cluster is in use.
 const BUSY: usize = 3;
-/// Turns in which it lets others go ahead.
+/// Turns in which it lets others pass.
 const PATIENT: usize = 10;
-/// Turns that a short job runs at most.
+/// Most turns of a short job.
 const SHORT: usize = 4;
 
 fn time_of(turn: usize) -> Timestamp {
     at(0) + PATIENCE / PATIENT as i32 * turn as i32
 }
 
-/// GPUs a node, nodes and turns of a short job.
+/// GPUs per node, nodes and turns of a short job.
 fn short() -> impl Strategy<Value = (u32, usize, usize)> {
     (1_u32..=4, 1_usize..3, 1..=SHORT)
 }
@@ -256,7 +256,7 @@ proptest! {
         let size = nodes.saturating_sub(smaller).max(2);
         let mut large = sized("large", size, 4, 0);
         large.since = Some(time_of(BUSY));
-        // With the turn in which they end, and the turns that they take.
+        // With the turn in which they end, and their number of turns.
         let mut running: Vec<(Waiter, Vec<Arc<str>>, usize)> = vec![];
         let mut waiting: BTreeMap<Order, (Waiter, usize)> = BTreeMap::new();
         let mut last = Pass::default();
@@ -276,7 +276,7 @@ proptest! {
             queue.extend((turn >= BUSY).then_some(&large));
             queue.sort_by(|left, right| left.order.cmp(&right.order));
             let mut cluster = state_of(&inventory);
-            // What the pass before held went with its cluster.
+            // The last pass's holds are gone with its cluster.
             let mut pass = last.restart(&mut ClusterState::default());
             for job in queue {
                 pass.plan(job, &mut cluster, time_of(turn));
@@ -286,8 +286,8 @@ proptest! {
                 Some(Outcome::Waits(wait)) => wait.reserved_nodes,
                 None => 0,
             };
-            // What ran when nodes were first reserved for it has ended by then.
-            prop_assert!(turn < BUSY + PATIENT + SHORT, "it waits for ever");
+            // Jobs running when nodes were first reserved for it have ended by then.
+            prop_assert!(turn < BUSY + PATIENT + SHORT, "it waits forever");
             prop_assert_eq!(reserved, if turn < BUSY + PATIENT { 0 } else { size }, "in turn {}", turn);
             waiting.retain(|order, (job, turns)| match pass.outcome(order) {
                 Some(Outcome::Fits { choice, .. }) => {

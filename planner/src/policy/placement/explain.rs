@@ -1,4 +1,4 @@
-//! Why a gang does not get the nodes of a group, in words with counts.
+//! Explains why a gang does not get the nodes of a group, with counts.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use crate::policy::request::GangRequest;
 
 /// Most groups in a message.
 const GROUPS_IN_MESSAGE: usize = 12;
-/// Most groups in a status: with `placement.groupBy` there may be as many as nodes.
+/// Most groups in a status: with `placement.groupBy` there may be one per node.
 const GROUPS_IN_STATUS: usize = 32;
 /// Most nodes named for a reason.
 const NODES_IN_REASON: usize = 3;
 
-/// The counted nodes of each group, for one shape. Rendered only when a status needs the text.
+/// The node counts of each group, for one shape. Rendered only when a status needs the text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Reasons(pub(super) Vec<GroupReasons>);
 
@@ -25,11 +25,11 @@ pub(crate) struct Reasons(pub(super) Vec<GroupReasons>);
 #[derive(Debug, PartialEq)]
 pub(super) struct GroupReasons {
     pub(super) group: GpuGroup,
-    /// Nodes that can take a pod.
+    /// Fitting nodes.
     pub(super) fitting: usize,
     /// The most of them with one value of the required topology key, if there is one.
     pub(super) largest_domain: Option<usize>,
-    /// The others, by reason.
+    /// The other nodes, by reason.
     pub(super) refused: Vec<Refused>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Refused {
 }
 
 impl GroupReasons {
-    /// GPUs of the fitting nodes, in use or not, that the gang would leave over.
+    /// GPUs of the fitting nodes, used or not, that the gang would leave over.
     fn left_over(&self, request: &GangRequest) -> i64 {
         let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         nodes(self.fitting) * self.group.gpus_per_node - nodes(request.nodes) * request.shape.gpus_per_node
@@ -66,7 +66,7 @@ impl Refused {
 }
 
 impl Reasons {
-    /// The groups that were not chosen, with the reason, up to [`GROUPS_IN_STATUS`].
+    /// The groups not chosen, with reasons, up to [`GROUPS_IN_STATUS`].
     pub(super) fn rejections(
         &self,
         request: &GangRequest,
@@ -105,7 +105,7 @@ impl Reasons {
             .collect()
     }
 
-    /// The product; if several groups have it, with all that they may differ in.
+    /// The product; if several groups have it, with all properties in which they may differ.
     fn label(&self, group: &GpuGroup) -> String {
         let namesakes = self
             .0
@@ -135,7 +135,7 @@ impl Reasons {
     }
 }
 
-/// The words for fitting nodes. `left_over` is what the gang leaves over in the chosen group.
+/// Describes fitting nodes. `left_over` is the number of leftover GPUs in the chosen group.
 fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>, is_placed: bool) -> String {
     let fitting = reasons.fitting;
     let gpus_per_node = request.shape.gpus_per_node;
@@ -150,7 +150,7 @@ fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>
     }
     match left_over {
         Some(left_over) if fitting >= request.nodes => format!(
-            "fits too, with {} GPUs of its nodes left over against {left_over}",
+            "fits too, but leaves over {} GPUs of its nodes instead of {left_over}",
             reasons.left_over(request)
         ),
         _ if fitting > 0 || reasons.refused.is_empty() => {
@@ -161,16 +161,16 @@ fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>
     }
 }
 
-/// All reasons in one sentence, for a gang that fits nowhere.
+/// All reasons in one message, for a gang that fits nowhere.
 pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
-    let is_alike = request.shape.rules.homogeneity == Homogeneity::Required;
+    let is_identical = request.shape.rules.homogeneity == Homogeneity::Required;
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
     let mut message = format!(
         "needs {}{} x {} {}{}: ",
         request.nodes,
         up_to.unwrap_or_default(),
         request.shape.gpus_per_node,
-        if is_alike { "like " } else { "" },
+        if is_identical { "identical " } else { "" },
         request.shape.gpu_resource
     );
     if rejected.is_empty() {

@@ -1,4 +1,4 @@
-//! Placement in random clusters, checked by an oracle that shares no code with it.
+//! Placement in random clusters, checked against an oracle that shares no code with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ fn product(node: &NodeFacts) -> (&str, &str) {
         .unwrap_or_default()
 }
 
-/// Only NVIDIA's discovery says more than the product.
+/// Only NVIDIA's discovery has more than the product.
 fn of_nvidia<'a>(node: &'a NodeFacts, key: &str) -> &'a str {
     if product(node).0 == NVIDIA {
         label(node, key)
@@ -43,7 +43,7 @@ fn strategy(node: &NodeFacts) -> &str {
     label(node, "nvidia.com/gpu.sharing-strategy").trim_start_matches("none")
 }
 
-/// What the nodes of one group have in common: the label with the product, the product, and more. `None` without GPUs.
+/// The common properties of a group's nodes: the product's label, the product, and more.
 fn kind(node: &NodeFacts, shape: &Shape) -> Option<Vec<String>> {
     let gpus = node.resources.get(GPU)?;
     let (writer, product) = product(node);
@@ -73,7 +73,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-/// Whether a node can take a pod, given what counts as free: the rules of docs/operations.md.
+/// Whether a node fits a pod, given what counts as free: the rules of docs/operations.md.
 fn is_usable(name: &str, node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
     let rules = &shape.rules;
     let gpus = node.resources.get(GPU).copied().unwrap_or_default();
@@ -85,7 +85,7 @@ fn is_usable(name: &str, node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i6
         |(resource, asked): (&String, &i64)| match (resource.as_str(), node.resources.get(resource.as_str()))
         {
             (HOST_PORTS, amount) => amount.is_none_or(|amount| free(*amount) == 0),
-            // kube-scheduler decides if a virtual node does not report them.
+            // If a virtual node does not report them, kube-scheduler decides.
             (CPU | MEMORY | STORAGE | PODS, amount) if amount.is_none_or(|amount| amount.capacity == 0) => {
                 true
             }
@@ -128,7 +128,7 @@ fn fits(name: &str, node: &NodeFacts, shape: &Shape) -> bool {
     node.reserved_for.is_none() && is_usable(name, node, shape, Amount::free)
 }
 
-/// Counts of the nodes for which this holds, by kind and by value of the required topology key.
+/// Counts of matching nodes, by kind and by value of the required topology key.
 fn count(
     inventory: &Inventory,
     shape: &Shape,
@@ -148,7 +148,7 @@ fn count(
     counts
 }
 
-/// The largest gang of like GPUs, and the largest of any that the job allows.
+/// The largest gang of identical GPUs, and the largest of any GPUs that the job allows.
 fn largest(counts: &BTreeMap<(Vec<String>, String), usize>, shape: &Shape) -> (usize, usize) {
     let like = counts.iter().filter(|((kind, _), _)| !kind[1].is_empty());
     let like = like.map(|(_, count)| *count).max().unwrap_or(0);
@@ -193,7 +193,7 @@ proptest! {
             prop_assert!(domains.len() <= 1);
             let mut found: Vec<(&str, usize)> = kinds.iter().map(|(kind, count)| (kind[1].as_str(), *count)).collect();
             let mut recorded: Vec<(&str, usize)> = match &placement.gpus {
-                Gpus::Like(group) => vec![(group.product.as_str(), request.nodes)],
+                Gpus::Identical(group) => vec![(group.product.as_str(), request.nodes)],
                 Gpus::Mixed(groups) => groups.iter().map(|(group, count)| (group.product.as_str(), *count)).collect(),
             };
             found.sort_unstable();
@@ -215,9 +215,9 @@ proptest! {
             for (resource, amount) in &node.resources {
                 let most = match &**resource {
                     HOST_PORTS => 1,
-                    // Not reported by any node.
+                    // No node reports it.
                     STORAGE => i64::MAX,
-                    // Unhealthy GPUs may be in use from before. Nothing is added to them.
+                    // Unhealthy GPUs may already be in use, but nothing is added.
                     _ => amount.capacity,
                 };
                 prop_assert!(amount.used <= most, "{}: {}: {:?}", name, resource, amount);
@@ -242,7 +242,7 @@ proptest! {
         prop_assert_eq!(placed.is_ok(), most >= request.nodes);
         match placed {
             Ok(placement) if shape.rules.homogeneity == Homogeneity::Preferred && like >= request.nodes => {
-                prop_assert!(matches!(placement.gpus, Gpus::Like(_)));
+                prop_assert!(matches!(placement.gpus, Gpus::Identical(_)));
             }
             Ok(_) => {}
             Err(unplaceable) => {
@@ -272,8 +272,8 @@ proptest! {
     fn an_elastic_gang_gets_the_greatest_of_its_sizes_that_fits(inventory in any_cluster(), request in elastic_gang()) {
         let sizes = || request.larger.iter().copied().chain([request.nodes]);
         let placed = || sizes().filter_map(|nodes| place(&request.of_size(nodes), &inventory).ok());
-        let is_like = |placement: &Placement| matches!(placement.gpus, Gpus::Like(_));
-        // A smaller one of like GPUs comes before a larger mix.
+        let is_like = |placement: &Placement| matches!(placement.gpus, Gpus::Identical(_));
+        // A smaller gang of identical GPUs comes before a larger mix.
         let like = placed().find(is_like).filter(|_| request.shape.rules.homogeneity == Homogeneity::Preferred);
         prop_assert_eq!(place(&request, &inventory).ok(), like.or_else(|| placed().next()));
     }
@@ -310,7 +310,7 @@ proptest! {
         nodes.sort_by_key(|(_, place)| *place);
         let objects: Vec<Node> = nodes.iter().map(|((name, node), _)| object(name, node)).collect();
         let listed = Inventory::new(&objects, [], &std::collections::HashMap::new());
-        prop_assert_eq!(&listed, &inventory, "what the objects say");
+        prop_assert_eq!(&listed, &inventory, "according to the objects");
         prop_assert_eq!(place(&request, &listed), place(&request, &inventory));
     }
 

@@ -1,4 +1,4 @@
-//! Random clusters and gangs. Most of what can be unusual is seldom so: otherwise nothing would fit.
+//! Random clusters and gangs. Unusual values are rare, because otherwise nothing would fit.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ const TAINTS: [(&str, &str, &str); 4] = [
     ("dedicated", "x", "NoExecute"),
     ("dedicated", "y", "NoSchedule"),
 ];
-/// By key, operator, value and effect; empty is absent.
+/// Key, operator, value and effect; empty means absent.
 const TOLERATIONS: [[&str; 4]; 7] = [
     [GPU, "Exists", "", ""],
     [GPU, "", "absent", ""],
@@ -99,7 +99,7 @@ fn taint_of((key, value, effect): (&str, &str, &str)) -> Taint {
     }
 }
 
-/// An amount of which a part is in use, the second number of it by gangs.
+/// An amount with a used part, the second number of it by gangs.
 fn amount(capacity: i64, used: i64, by_gangs: i64) -> Amount {
     let used = used.min(capacity);
     Amount {
@@ -255,7 +255,7 @@ pub(crate) fn gang() -> impl Strategy<Value = GangRequest> {
     )
 }
 
-/// A gang that may have more pods.
+/// A gang that may be elastic.
 pub(crate) fn elastic_gang() -> impl Strategy<Value = GangRequest> {
     let more = subsequence(vec![12_usize, 8, 4, 2, 1], 0..=3);
     (gang(), more).prop_map(|(request, more)| GangRequest {

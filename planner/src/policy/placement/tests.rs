@@ -23,11 +23,11 @@ fn shape(request: &mut GangRequest) -> &mut Shape {
     Arc::make_mut(&mut request.shape)
 }
 
-/// The group of a placement on like GPUs.
+/// The group of a placement on identical GPUs.
 fn group(placement: &Placement) -> GpuGroup {
     match &placement.gpus {
-        Gpus::Like(group) => group.clone(),
-        Gpus::Mixed(groups) => panic!("not alike: {groups:?}"),
+        Gpus::Identical(group) => group.clone(),
+        Gpus::Mixed(groups) => panic!("not identical: {groups:?}"),
     }
 }
 
@@ -36,7 +36,7 @@ fn inventory(nodes: impl IntoIterator<Item = Node>) -> Inventory {
     Inventory::new(&nodes, [], &std::collections::HashMap::new())
 }
 
-/// A node with further labels.
+/// A node with additional labels.
 fn labelled(name: &str, product: &str, gpus: i64, labels: &[(&str, &str)]) -> Node {
     let mut node = fixtures::node(name, product, gpus);
     for (key, value) in labels {
@@ -82,7 +82,7 @@ fn large_groups_and_large_nodes_are_left_to_gangs_that_need_them() {
         nodes.extend(names(other, "NVIDIA-H200", gpus));
         let placement = place(&request(2, 1), &inventory(nodes)).expect("placed");
         assert_eq!(group(&placement).product, "Tesla-T4");
-        let reason = format!("fits too, with {left_over} GPUs of its nodes left over against 2");
+        let reason = format!("fits too, but leaves over {left_over} GPUs of its nodes instead of 2");
         assert_eq!(placement.rejected[0].reason, reason);
     }
 }
@@ -104,7 +104,7 @@ fn what_does_not_fit_is_told_with_counts_and_names() {
     inventory.hold("t2", &Requests::from([("nvidia.com/gpu".into(), 1)]));
     assert_eq!(
         why(&request(4, 2), &inventory),
-        "needs 4 x 2 like nvidia.com/gpu: NVIDIA-H200 has 1 node with 2 free, 1 node cordoned (h1); \
+        "needs 4 x 2 identical nvidia.com/gpu: NVIDIA-H200 has 1 node with 2 free, 1 node cordoned (h1); \
          Tesla-T4 has 2 nodes with 2 free, 1 node with too few free GPUs (t2)"
     );
 }
@@ -114,7 +114,7 @@ fn a_cluster_without_gpus_is_told_as_such() {
     let node = fixtures::node("a", "", 0);
     assert_eq!(
         why(&request(1, 1), &inventory([node])),
-        "needs 1 x 1 like nvidia.com/gpu: no node has nvidia.com/gpu"
+        "needs 1 x 1 identical nvidia.com/gpu: no node has nvidia.com/gpu"
     );
 }
 
@@ -145,7 +145,7 @@ fn every_reason_refuses_a_node_and_is_named() {
         ("without the labels of workers.nodeSelector", |_, shape| {
             shape.node_selector = [("zone".into(), "x".into())].into();
         }),
-        ("without a label that tells the GPU product", |node, _| {
+        ("without a label that names the GPU product", |node, _| {
             node.metadata.labels = None;
         }),
         ("not in placement.gpu.products", |_, shape| {
@@ -154,7 +154,7 @@ fn every_reason_refuses_a_node_and_is_named() {
         ("with other GPUs than the gang had", |_, shape| {
             shape.required_group = Some(GpuGroup::default());
         }),
-        ("without a label that tells GPU memory", |_, shape| {
+        ("without a label with the GPU memory", |_, shape| {
             shape.rules.min_memory_mebibytes = Some(1);
         }),
         ("with less GPU memory", |node, shape| {
@@ -276,7 +276,7 @@ fn the_first_writer_that_tells_a_product_is_believed() {
         ("nvidia.com/gpu.memory", "23034"),
     ];
     assert_eq!(found("NVIDIA-L4", &labels), ("NVIDIA-L4".into(), Some(23_034)));
-    // An empty value tells nothing.
+    // An empty value counts as missing.
     let labels = [
         ("gpu.nvidia.com/model", ""),
         ("amd.com/gpu.product-name", "Instinct_MI300X"),
@@ -372,7 +372,7 @@ fn a_required_topology_key_holds_the_gang_in_one_domain_or_says_why_not() {
     request.nodes = 4;
     assert_eq!(
         why(&request, &nodes),
-        "needs 4 x 1 like nvidia.com/gpu: Tesla-T4 has 5 nodes with 1 free, but at most 3 with the same block, \
+        "needs 4 x 1 identical nvidia.com/gpu: Tesla-T4 has 5 nodes with 1 free, but at most 3 with the same block, \
          1 node without the label of placement.topology.required (f)"
     );
 }

@@ -1,5 +1,5 @@
-//! A cluster as gangs of one shape see it: the fitting nodes of each group, and why the others do not fit. Built once for a shape,
-//! then updated node by node.
+//! A cluster for gangs of one shape: the fitting nodes of each group, and why the others do not
+//! fit. Built once per shape, then updated node by node.
 
 #[cfg(test)]
 mod current;
@@ -27,9 +27,9 @@ pub(crate) struct View {
     shape: Arc<Shape>,
     /// Groups without nodes are removed.
     groups: BTreeMap<Arc<GpuGroup>, Group>,
-    /// The nodes that have some of the resource.
+    /// The nodes with some of the resource.
     nodes: HashMap<Arc<str>, Seen>,
-    /// The smallest size of gang that is known not to fit.
+    /// The smallest gang size known not to fit.
     too_many: Option<usize>,
     reasons: Option<Arc<Reasons>>,
 }
@@ -64,16 +64,16 @@ impl Seen {
 /// The nodes with GPUs of one group.
 #[derive(Debug, Default, PartialEq)]
 struct Group {
-    /// In the order in which they are taken: those with the fewest free GPUs first, so that whole nodes stay free.
+    /// In order of choice: fewest free GPUs first, so that whole nodes stay free.
     fitting: BTreeMap<(i64, Arc<str>), Arc<NodeLabels>>,
-    /// Those in use by gangs, or reserved for them, in the order in which they are reserved: closest to becoming free first.
+    /// Used by or reserved for gangs, in order of reservation: closest to becoming free first.
     busy: BTreeMap<(Reverse<i64>, Arc<str>), Arc<NodeLabels>>,
-    /// All that do not fit now.
+    /// All nodes that do not fit now.
     refused: BTreeMap<Refusal, BTreeSet<Arc<str>>>,
 }
 
 impl Group {
-    /// A group of many nodes. Collecting them is faster than inserting each.
+    /// A group of many nodes. Faster than inserting each.
     fn of(members: &[(Arc<str>, Seen)]) -> Self {
         let mut refused: BTreeMap<Refusal, Vec<Arc<str>>> = BTreeMap::new();
         for (name, seen) in members {
@@ -159,9 +159,9 @@ impl View {
         }
     }
 
-    /// Whether it is of a shape, apart from the avoided nodes.
+    /// Whether it is of this shape, ignoring avoided nodes.
     pub(crate) fn is_of(&self, shape: &Arc<Shape>) -> bool {
-        Arc::ptr_eq(&self.shape, shape) || self.shape.is_alike(shape)
+        Arc::ptr_eq(&self.shape, shape) || self.shape.is_same_but_avoided(shape)
     }
 
     /// Changes to a shape that differs only in the avoided nodes.
@@ -221,23 +221,25 @@ impl View {
 
     /// Chooses nodes for a gang of one size.
     ///
-    /// 1. Of the groups that fit the whole gang (within one value of the required topology key, if there is one), take the one
-    ///    whose fitting nodes have the fewest GPUs, so that large groups stay whole for large gangs, and nodes of many GPUs for
-    ///    those that need them; then the one with fewer GPUs a node; then by name.
-    /// 2. In it, take the nodes spread over the fewest values of the preferred topology keys; among equals those with the fewest
-    ///    free GPUs, so that whole nodes stay free. Ranks follow the topology, then node names.
-    /// 3. If no group fits and the job allows a mix, do the same with all groups together. The group is then the widest topology
-    ///    key: as few kinds of GPUs as possible.
+    /// 1. Of the groups that fit the whole gang (within one value of the required topology key, if
+    ///    there is one), take the one whose fitting nodes have the fewest GPUs. So large groups stay
+    ///    whole for large gangs, and nodes with many GPUs for gangs that need them. Then take the one
+    ///    with fewer GPUs per node, then by name.
+    /// 2. In it, take nodes spread over the fewest values of the preferred topology keys; among equals
+    ///    those with the fewest free GPUs, so that whole nodes stay free. Ranks follow the topology,
+    ///    then node names.
+    /// 3. If no group fits and the job allows a mix, do the same with all groups together. The group is
+    ///    then the widest topology key, for as few kinds of GPUs as possible.
     fn choose_of_size(&mut self, nodes: usize, homogeneity: Homogeneity) -> Option<Choice> {
         if nodes == 0 || self.too_many.is_some_and(|too_many| nodes >= too_many) {
             return None;
         }
         let chosen = match homogeneity {
-            Homogeneity::Required => self.of_one_group(nodes),
+            Homogeneity::Required => self.in_one_group(nodes),
             Homogeneity::Preferred => self
-                .of_one_group(nodes)
-                .or_else(|| self.of_all_groups(nodes, true)),
-            Homogeneity::Off => self.of_all_groups(nodes, false),
+                .in_one_group(nodes)
+                .or_else(|| self.in_all_groups(nodes, true)),
+            Homogeneity::Off => self.in_all_groups(nodes, false),
         };
         let Some(fits) = chosen else {
             if homogeneity == self.shape.rules.homogeneity {
@@ -256,7 +258,7 @@ impl View {
             nodes: fits.iter().map(|fit| Arc::clone(fit.name)).collect(),
             gpus: match counts.first_key_value() {
                 Some((group, _)) if counts.len() == 1 && !group.product.is_empty() => {
-                    Gpus::Like((*group).clone())
+                    Gpus::Identical((*group).clone())
                 }
                 _ => Gpus::Mixed(
                     counts
@@ -269,7 +271,7 @@ impl View {
     }
 
     /// The nodes of a gang in the best group that fits all of it.
-    fn of_one_group(&self, nodes: usize) -> Option<Vec<Fit<'_>>> {
+    fn in_one_group(&self, nodes: usize) -> Option<Vec<Fit<'_>>> {
         let rules = &self.shape.rules;
         let required = rules.required_topology.as_deref();
         let keys: Vec<Key<'_>> = rules
@@ -289,7 +291,7 @@ impl View {
         groups.into_iter().find_map(|(gpus, group)| {
             let fits = group.fits(gpus);
             let fits: Vec<Fit<'_>> = if required.is_none() && keys.is_empty() {
-                // Nothing else decides among them.
+                // Nothing else distinguishes them.
                 fits.take(nodes).collect()
             } else {
                 fits.collect()
@@ -299,7 +301,7 @@ impl View {
     }
 
     /// The nodes of a gang, of any groups; of few groups with `few_kinds`.
-    fn of_all_groups(&self, nodes: usize, few_kinds: bool) -> Option<Vec<Fit<'_>>> {
+    fn in_all_groups(&self, nodes: usize, few_kinds: bool) -> Option<Vec<Fit<'_>>> {
         let rules = &self.shape.rules;
         let groups = self.groups.iter();
         let all: Vec<Fit<'_>> = groups.flat_map(|(gpus, group)| group.fits(gpus)).collect();
@@ -318,14 +320,14 @@ impl View {
         )
     }
 
-    /// The nodes of the largest gang that fits, of the requested sizes. If like GPUs are preferred, the largest one of like GPUs
-    /// comes before any mix.
+    /// The nodes of the largest gang that fits, of the requested sizes. If identical GPUs are
+    /// preferred, any gang of them comes before a mix.
     pub(crate) fn choose(&mut self, request: &GangRequest) -> Option<Choice> {
         let homogeneity = self.shape.rules.homogeneity;
-        let like = (homogeneity == Homogeneity::Preferred)
+        let identical = (homogeneity == Homogeneity::Preferred)
             .then(|| self.choose_largest(request, Homogeneity::Required))
             .flatten();
-        like.or_else(|| self.choose_largest(request, homogeneity))
+        identical.or_else(|| self.choose_largest(request, homogeneity))
     }
 
     fn choose_largest(&mut self, request: &GangRequest, homogeneity: Homogeneity) -> Option<Choice> {
@@ -369,7 +371,7 @@ impl View {
     }
 }
 
-/// The node in a view; `None` if it has none of the resource. `last` is the group that it is probably in.
+/// The node in a view; `None` if it has none of the resource. `last` is its probable group.
 fn look(name: &str, facts: &NodeFacts, shape: &Shape, last: Option<&Arc<GpuGroup>>) -> Option<Seen> {
     let group = match last.filter(|group| is_of(group, facts, shape)) {
         Some(group) => Arc::clone(group),

@@ -70,7 +70,7 @@ fn a_gang_larger_than_a_rack_stays_in_one_block_and_in_few_racks() {
         ("f", "y", "5"),
         ("g", "y", "6"),
     ];
-    // Block x would leave less over, but takes a rack more.
+    // Block x would leave fewer nodes over, but needs one more rack.
     assert_eq!(chosen(&nodes, 3, None).expect("fits"), ["d", "e", "f"]);
 }
 
@@ -84,7 +84,7 @@ fn a_gang_larger_than_a_block_takes_whole_ones_first_and_numbers_ranks_along_the
         ("e", "z", "4"),
         ("f", "y", "1"),
     ];
-    // The largest block whole, and of the two that hold the rest the one that leaves nothing over.
+    // The whole largest block, and for the rest the block without leftover nodes.
     assert_eq!(chosen(&nodes, 4, None).expect("fits"), ["a", "f", "c", "e"]);
 }
 
@@ -111,10 +111,10 @@ fn nodes_that_compute_a_model_together_are_in_one_rack_where_they_can_be() {
     let choose = |count, together| chosen_together(&nodes, (count, together), None).expect("fits");
     assert_eq!(choose(4, 1), ["a", "b", "c", "d"]);
     assert_eq!(choose(4, 2), ["a", "b", "d", "e"]);
-    // The last two can only be apart.
+    // The last two can only be separate.
     assert_eq!(choose(6, 2), ["a", "b", "c", "d", "e", "f"]);
     assert_eq!(choose(6, 3), ["a", "b", "c", "d", "e", "f"]);
-    // Three fit nowhere but in one rack each; four in none.
+    // Three only fit in one rack each; four fit nowhere.
     assert_eq!(choose(3, 3), ["a", "b", "c"]);
     assert_eq!(choose(4, 4), ["a", "b", "c", "d"]);
     let blocks = [

@@ -1,4 +1,4 @@
-//! What can strike, and how it is repaired.
+//! Faults and their repairs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::context::{Context, Namespace, RANK, kill};
 
-/// How long etcd answers nothing.
+/// How long etcd is paused.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// A fault.
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub(crate) enum Fault {
     /// A rank's process is killed.
     RankKilled,
-    /// A pod is evicted, as `kubectl drain` does.
+    /// A pod is evicted, as by `kubectl drain`.
     PodEvicted,
     /// A node is tainted `NoExecute`.
     NodeTainted,
@@ -25,13 +25,13 @@ pub(crate) enum Fault {
     NodeKilled,
     /// The leading operator is killed.
     LeaderKilled,
-    /// The API server is killed and starts again.
+    /// The API server is killed and restarted.
     ApiServerRestarted,
-    /// etcd stands still for ten seconds.
+    /// etcd is paused for ten seconds.
     EtcdPaused,
 }
 
-/// What is to be done once jobs train again.
+/// The repair once jobs train again.
 pub(crate) enum Repair {
     Nothing,
     StartNode(String),
@@ -53,7 +53,7 @@ impl Fault {
         Self::ALL[rng.usize(..Self::ALL.len())]
     }
 
-    /// Whether a node cannot be used until it is repaired.
+    /// Whether a node is unusable until it is repaired.
     pub(crate) fn takes_a_node(self) -> bool {
         matches!(self, Self::NodeTainted | Self::NodeKilled)
     }
@@ -63,7 +63,8 @@ impl Fault {
         matches!(self, Self::RankKilled | Self::PodEvicted)
     }
 
-    /// Strikes the pod of a node rank of a job, the node it was placed on, or the cluster. `None` where that is not there.
+    /// Injects the fault into the pod of a job's node rank, its node, or the cluster. `None` if the
+    /// target does not exist.
     pub(crate) fn strike(
         self,
         context: &Context<'_>,
@@ -76,8 +77,8 @@ impl Fault {
             (Self::RankKilled, _) => {
                 let rank = u32::try_from(node_rank)?;
                 let process = namespace.process_now(job, rank, RANK);
-                let signalled = process.and_then(|process| kill(process, Signal::KILL));
-                signalled.is_ok().then_some(Repair::Nothing)
+                let killed = process.and_then(|process| kill(process, Signal::KILL));
+                killed.is_ok().then_some(Repair::Nothing)
             }
             (Self::PodEvicted, _) => {
                 let name = namespace.pods()?.iter().find_map(|pod| {

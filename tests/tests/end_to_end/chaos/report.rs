@@ -1,4 +1,4 @@
-//! What a run of faults came to: a table, and `target/chaos/report.json`.
+//! The report of a chaos run: a table, and `target/chaos/report.json`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::fault::Fault;
 use crate::context::Namespace;
 
-/// What is counted; written to the file as it is.
+/// Counters, serialized to the file.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     seed: u64,
@@ -18,9 +18,9 @@ pub(crate) struct Report {
     faults: usize,
     attempts: i64,
     steps: i64,
-    /// Trained a second time, because they came after the last checkpoint.
+    /// Steps repeated because they came after the last checkpoint.
     steps_again: i64,
-    /// Seconds from a fault until every job trained again, by what struck.
+    /// Seconds from a fault until every job trained again, by faults.
     #[serde(skip)]
     recoveries: BTreeMap<String, Vec<f64>>,
 }
@@ -55,7 +55,7 @@ impl Report {
         }
     }
 
-    /// Every job trains again after these faults struck together.
+    /// Records that every job trains again after these simultaneous faults.
     pub(crate) fn survived(&mut self, faults: &[Fault], seconds: f64) {
         self.faults += faults.len();
         let mut names: Vec<String> = faults.iter().map(|fault| format!("{fault:?}")).collect();
@@ -66,7 +66,7 @@ impl Report {
             .push(seconds);
     }
 
-    /// A job has succeeded: its log must have every step, and no step twice but those after a checkpoint.
+    /// Records a succeeded job. Its log must have every step; only steps after a checkpoint repeat.
     pub(crate) fn ended(&mut self, namespace: &Namespace<'_>, job: &str) -> Result<()> {
         let status = namespace.status(job)?;
         let steps = namespace.check_steps(job)?;
@@ -77,9 +77,9 @@ impl Report {
         Ok(())
     }
 
-    /// One line about how far it is.
-    #[expect(clippy::print_stderr, reason = "it takes many minutes, and shows progress")]
-    pub(crate) fn tell(&self, elapsed: Duration, of: Duration) {
+    /// Prints a line of progress.
+    #[expect(clippy::print_stderr, reason = "it shows progress over many minutes")]
+    pub(crate) fn print_progress(&self, elapsed: Duration, of: Duration) {
         eprintln!(
             "chaos: {} of {} s, seed {}, {} rounds of faults survived, {} jobs succeeded",
             elapsed.as_secs(),
@@ -110,8 +110,8 @@ impl Report {
             println!("{faults:<40} {count:>5} {p50:>8.1} {p99:>8.1} {max:>8.1}");
         }
         println!(
-            "{} faults in {rounds} rounds; {} jobs succeeded in {} attempts; {} of {} steps were trained twice; nothing is \
-             stuck, nothing is left",
+            "{} faults in {rounds} rounds; {} jobs succeeded in {} attempts; {} of {} steps were repeated; no job got stuck, \
+             no objects are left",
             self.faults, self.jobs_succeeded, self.attempts, self.steps_again, self.steps
         );
         let mut written = json!(self);

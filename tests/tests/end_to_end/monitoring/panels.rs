@@ -33,46 +33,46 @@ const EXCEPTIONS: [(&str, &str, &[Samples], &str); 13] = [
         "each image of the digits shows one class",
     ),
     (
-        "Model FLOPs utilisation",
-        "utilisation",
+        "Model FLOPs utilization",
+        "utilization",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPU memory",
         "rank {{rank}}: in use",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPU memory",
-        "rank {{rank}}: tensors, most so far",
+        "rank {{rank}}: tensors, peak",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPU load",
         "rank {{rank}}",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPU power",
         "rank {{rank}}",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPU temperature",
         "rank {{rank}}",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "GPUs throttled",
         "{{reason}}",
         &[Samples::None],
-        "this cluster computes on CPUs",
+        "no GPUs: the chart's tests ask it of recorded series",
     ),
     (
         "Learning rate and skipped steps",
@@ -217,6 +217,7 @@ fn filled_in(expression: &str, variables: &BTreeMap<&str, &str>) -> String {
     let scrape = prometheus::INTERVAL;
     let window = format!("{}s", (4 * scrape).max(STEP + scrape).as_secs());
     let expression = expression.replace("$__rate_interval", &window);
+    let expression = expression.replace("$__range", "1h");
     variables.iter().fold(expression, |expression, (name, value)| {
         expression.replace(&format!("${name}"), value)
     })

@@ -1,4 +1,4 @@
-//! What links between ranks carry, by the size of the buckets in which gradients are added up.
+//! The bandwidth of links between ranks, by the size of gradient buckets.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::distributed::BucketTime;
 
-/// Size of a bucket, as `parallelism.bucketMegabytes` counts it: in units of 2^20 bytes.
+/// Size of a bucket in units of 2^20 bytes, as in `parallelism.bucketMegabytes`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BucketSize(f64);
 
@@ -23,7 +23,9 @@ impl FromStr for BucketSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let megabytes: f64 = text.parse().map_err(|_| "is no number of megabytes".to_owned())?;
+        let megabytes: f64 = text
+            .parse()
+            .map_err(|_| "is not a number of megabytes".to_owned())?;
         if (0.001..=4096.0).contains(&megabytes) {
             Ok(Self(megabytes))
         } else {
@@ -32,33 +34,33 @@ impl FromStr for BucketSize {
     }
 }
 
-/// All-reduces with nothing else going on.
+/// All-reduces with nothing else running.
 #[derive(Debug, Serialize)]
 pub(super) struct Buckets {
     /// Ranks that add up gradients for the same weights.
     ranks: u32,
     sizes: Vec<Bucket>,
-    /// What these times amount to; `None` where they do not tell, as those of one size.
+    /// The link fitted to these times; `None` if they do not determine it, as with a single size.
     link: Option<Link>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 struct Bucket {
     megabytes: f64,
-    /// Of an all-reduce.
+    /// Of one all-reduce.
     seconds: f64,
-    /// What each rank's link carries, as nccl-tests' "busbw": independent of the number of ranks.
+    /// Bandwidth of each rank's link, as nccl-tests' "busbw": independent of the number of ranks.
     bus_gigabits_per_second: f64,
-    /// Share of what the link should carry, where that is given.
+    /// Share of the link's nominal bandwidth, if that is given.
     share_of_link: Option<f64>,
 }
 
 impl Buckets {
-    /// `None` where no buckets were measured; `link_gigabits` is what a link should carry.
+    /// `None` if no buckets were measured; `link_gigabits` is the link's nominal bandwidth.
     pub(super) fn new(times: &[BucketTime], link_gigabits: Option<f64>) -> Option<Self> {
         let ranks = times.first()?.ranks;
         let sizes = times.iter().map(|time| {
-            // A ring sends each byte so often.
+            // How often a ring sends each byte.
             let sent = 2.0 * (f64::from(ranks) - 1.0) / f64::from(ranks);
             let gigabits = time.bytes as f64 * sent * 8.0 / time.seconds / 1e9;
             Bucket {
@@ -153,7 +155,7 @@ mod tests {
         }
         assert_eq!(
             "25MB".parse::<BucketSize>(),
-            Err("is no number of megabytes".into())
+            Err("is not a number of megabytes".into())
         );
     }
 }

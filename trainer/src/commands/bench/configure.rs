@@ -1,4 +1,4 @@
-//! The run configuration of a benchmark: a manifest's, or a small one of its own, with what the command line replaces.
+//! The run configuration of a benchmark: a manifest's or a small default, plus the command line's.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::Arguments;
 use crate::error::TrainError;
 
-/// Distinct synthetic images, in steps: enough that none stays in a cache, few enough to cost no memory.
+/// Distinct synthetic images, in steps: too many for a cache, but few enough for memory.
 const SYNTHETIC_STEPS: u64 = 8;
 
-/// The configuration to measure; `folder` takes what a run writes.
+/// The configuration to measure; the run writes to `folder`.
 pub(super) fn configure(arguments: &Arguments, folder: &Path) -> Result<RunConfig, TrainError> {
     let mut manifest = match &arguments.manifest {
         Some(path) => read(path)?,
@@ -36,7 +36,7 @@ pub(super) fn configure(arguments: &Arguments, folder: &Path) -> Result<RunConfi
         manifest["spec"]["data"] = json!({"format": "synthetic", "syntheticImages": 1});
     }
     let job: ViTTrainingJob = serde_json::from_value(manifest)
-        .map_err(|error| TrainError::Config(format!("this makes no ViTTrainingJob: {error}")))?;
+        .map_err(|error| TrainError::Config(format!("the result is not a valid ViTTrainingJob: {error}")))?;
     let mut config = crds::validate(&job)
         .map_err(|error| TrainError::Config(error.to_string()))?
         .run_config;
@@ -71,8 +71,9 @@ fn default_manifest() -> Value {
 fn read(path: &Path) -> Result<Value, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
-    let manifest: Value = serde_saphyr::from_str(&text)
-        .map_err(|error| TrainError::Config(format!("{} is no manifest: {error}", path.display())))?;
+    let manifest: Value = serde_saphyr::from_str(&text).map_err(|error| {
+        TrainError::Config(format!("{} is not a valid manifest: {error}", path.display()))
+    })?;
     if manifest["spec"].is_object() {
         Ok(manifest)
     } else {
@@ -80,7 +81,7 @@ fn read(path: &Path) -> Result<Value, TrainError> {
     }
 }
 
-/// `FIELD=VALUE` of the command line: a field of the manifest's spec, and what it gets.
+/// `FIELD=VALUE` of the command line: a field of the manifest's spec, and its value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Setting {
     field: String,
@@ -95,7 +96,7 @@ impl std::str::FromStr for Setting {
             .split_once('=')
             .ok_or_else(|| "must be FIELD=VALUE, such as training.precision=bf16".to_owned())?;
         let value =
-            serde_saphyr::from_str(value).map_err(|error| format!("{value:?} is no YAML: {error}"))?;
+            serde_saphyr::from_str(value).map_err(|error| format!("{value:?} is not valid YAML: {error}"))?;
         Ok(Self {
             field: field.to_owned(),
             value,
@@ -108,7 +109,7 @@ fn set(spec: &mut Value, field: &str, value: Value) -> Result<(), TrainError> {
     for part in field.split('.') {
         place = place
             .as_object_mut()
-            .ok_or_else(|| TrainError::Config(format!("{field}: {part} is no field of an object")))?
+            .ok_or_else(|| TrainError::Config(format!("{field}: {part} is not a field of an object")))?
             .entry(part)
             .or_insert_with(|| json!({}));
     }
@@ -177,7 +178,7 @@ mod tests {
         let unknown = message(&["--set", "training.sped=1"]);
         assert!(unknown.contains("sped"), "{unknown}");
         let scalar = message(&["--set", "model.name.first=1"]);
-        assert_eq!(scalar, "model.name.first: first is no field of an object");
+        assert_eq!(scalar, "model.name.first: first is not a field of an object");
         let missing = message(&["-f", "/nowhere/job.yaml"]);
         assert!(missing.contains("/nowhere/job.yaml"), "{missing}");
         let error = "depth".parse::<Setting>().expect_err("refused");

@@ -1,22 +1,22 @@
-//! The input pipeline beside the steps: which of the two limits training.
+//! The throughput of the input pipeline and of the steps: which of the two limits training.
 
 use indexmap::IndexMap;
 use serde::Serialize;
 
 use crate::train::RankResult;
 
-/// What prepares batches, of all ranks.
+/// The input pipelines of all ranks.
 #[derive(Debug, Serialize)]
 pub(super) struct Input {
-    /// Of a rank.
+    /// Per rank.
     threads: usize,
-    /// What all ranks' threads prepare, with no model beside them.
+    /// Throughput of all ranks' threads while no model runs.
     images_per_second: f64,
-    /// What the steps would take, if they never waited for a batch.
+    /// Throughput of the steps if they never waited for a batch.
     needed_images_per_second: f64,
     /// The smaller of the two.
     limit: Limit,
-    /// What one thread does of each stage, and of `all` of them one after the other.
+    /// Throughput of one thread in each stage, and in `all` of them in sequence.
     images_per_second_per_core: IndexMap<&'static str, f64>,
 }
 
@@ -28,12 +28,12 @@ enum Limit {
 }
 
 impl Input {
-    /// `None` where no threads prepare batches. `images` are those of a step of all ranks.
+    /// `None` if no threads prepare batches. `images` is the global batch size.
     pub(super) fn new(ranks: &[RankResult], images: u64) -> Option<Self> {
         let inputs: Vec<_> = ranks.iter().map(|rank| rank.input).collect::<Option<_>>()?;
         let first = inputs.first()?;
         let images_per_second = inputs.iter().map(|input| input.images_per_second).sum();
-        // Ranks wait for one another in each step: the slowest one tells how long it takes.
+        // Ranks wait for one another in each step: the slowest one determines its duration.
         let busy = ranks
             .iter()
             .map(|rank| rank.step_ms.mean / 1e3 - rank.phases.data)

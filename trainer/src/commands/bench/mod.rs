@@ -1,4 +1,4 @@
-//! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
+//! `vit-trainer bench`: measures real training steps, started as by `run`.
 
 mod buckets;
 mod configure;
@@ -23,7 +23,7 @@ use report::Summary;
 /// The command line of `bench`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exposed synchronisation is given twice: timed inside the step, and as the difference to paired steps that do not reduce gradients.\n\nExample: vit-trainer bench --model vit_tiny_patch16_224 --batch-size 16 --nodes 2\nExample: vit-trainer bench -f examples/digits.yaml --set workers.device=cpu --json -"
+    after_help = "Exposed communication is measured twice: inside the step, and as the difference to paired steps without gradient reduction.\n\nExample: vit-trainer bench --model vit_tiny_patch16_224 --batch-size 16 --nodes 2\nExample: vit-trainer bench -f examples/digits.yaml --set workers.device=cpu --json -"
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob, or - for standard input; ViT-Ti/16 with batches of 16 if not given
@@ -32,13 +32,13 @@ pub(crate) struct Arguments {
     /// Preset of the model, in place of model.name
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Images of a rank's step, in place of training.microBatchSize
+    /// Images per step and rank, in place of training.microBatchSize
     #[arg(long, value_name = "N")]
     batch_size: Option<u32>,
     /// Number of nodes, in place of workers.nodes; each is an agent process
     #[arg(long, value_name = "N")]
     nodes: Option<u32>,
-    /// Ranks a node, in place of workers.gpusPerNode
+    /// Ranks per node, in place of workers.gpusPerNode
     #[arg(long, value_name = "N")]
     gpus_per_node: Option<u32>,
     /// Any other field of the manifest's spec, such as training.precision=bf16; can be repeated
@@ -47,28 +47,32 @@ pub(crate) struct Arguments {
     /// Folder of the manifest's data set, in place of synthetic images
     #[arg(long, value_name = "DIR", requires = "manifest")]
     data: Option<PathBuf>,
-    /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
+    /// Emulated speeds of all ranks, each a share of a core's, such as 1,0.5,0.1, to try different
+    /// devices; only on the CPU, one thread per rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
-    /// File with the measured speed of a core, which --speeds refers to; made where it is missing. Give one file to measurements that are compared
+    /// File with the measured speed of a core for --speeds, created if missing; use one file for
+    /// measurements to compare
     #[arg(long, value_name = "FILE", requires = "speeds")]
     calibration: Option<PathBuf>,
-    /// Steps before anything is measured; the first gives the seconds to the first step
+    /// Warm-up steps; the first gives the seconds to the first step
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     warmup_steps: u32,
-    /// Steps that are measured
+    /// Measured steps
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Pairs of a step with and a step without reduced gradients, after the measured steps
+    /// Pairs of steps with and without gradient reduction, after the measured steps
     #[arg(long, value_name = "N", default_value = "0")]
     pairs: u32,
-    /// After the measured steps, time all-reduces of gradient buckets of these sizes, such as 0.25,1,5,25, and tell the bus bandwidth
+    /// After the measured steps, time all-reduces of gradient buckets of these sizes, such as
+    /// 0.25,1,5,25, and show the bus bandwidth
     #[arg(long, value_name = "MB", value_delimiter = ',')]
     bucket_megabytes: Vec<BucketSize>,
-    /// What the link of a rank should carry, Gbit/s: bus bandwidths are told as shares of it
+    /// Nominal bandwidth of a rank's link, Gbit/s: bus bandwidths are shown as shares of it
     #[arg(long, value_name = "GBITS", requires = "bucket_megabytes", value_parser = positive)]
     link_gigabits: Option<f64>,
-    /// Fail where a step makes the host wait for its device: by the names of its operators and, on a GPU, with CUDA's sync debug mode set to error
+    /// Fail if a step makes the host wait for its device, by its operators and, on a GPU, by CUDA's
+    /// sync debug mode
     #[arg(long)]
     forbid_host_stops: bool,
     /// After the measured steps, write a Chrome trace of one more step on rank 0 to this file
@@ -81,12 +85,13 @@ pub(crate) struct Arguments {
     nodes_at: launch::Nodes,
 }
 
-/// Measures, and tells. Gives the exit code.
+/// Measures and prints the result. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let started = started().map_err(TrainError::system("failed to read when this process started"))?;
-    let folder = launch::folder("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
+    let folder =
+        launch::folder("bench").map_err(TrainError::system("failed to create a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
-    let speeds = Speeds::of_arguments(&arguments.speeds, arguments.calibration.as_deref(), &config)?;
+    let speeds = Speeds::from_arguments(&arguments.speeds, arguments.calibration.as_deref(), &config)?;
     if let Some(path) = arguments.json.as_deref().filter(|path| path.as_os_str() != "-") {
         prepare(path)?;
     }
@@ -111,7 +116,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     };
     let end = launch::block_on(async { launch::run(&config, &launch, stop_on_signal()?, |_| ()).await })??;
     if end.code == ExitCode::Stopped {
-        tracing::error!("told to stop: nothing was measured");
+        tracing::error!("stopped: nothing was measured");
         return Ok(end.code);
     }
     if end.code != ExitCode::Done {
@@ -139,7 +144,7 @@ impl Arguments {
         let ranks = config.world_size() / config.parallelism.tensor;
         if ranks < 2 && !self.bucket_megabytes.is_empty() {
             return Err(TrainError::Config(format!(
-                "--bucket-megabytes is given for {ranks} rank that has gradients for the same weights: needs 2 or more"
+                "--bucket-megabytes needs 2 or more ranks with gradients for the same weights, but there is {ranks}"
             )));
         }
         Ok(self.bucket_megabytes.iter().map(|size| size.bytes()).collect())
@@ -147,7 +152,7 @@ impl Arguments {
 }
 
 fn positive(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "is no number".to_owned())?;
+    let number: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
     if number.is_finite() && number > 0.0 {
         Ok(number)
     } else {
@@ -155,9 +160,9 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Makes a file, before minutes are spent on what could not be written. Gives its full path.
+/// Creates an output file early, so that no measurement is lost. Returns its full path.
 fn prepare(path: &Path) -> Result<PathBuf, TrainError> {
-    let failed = TrainError::system("failed to make the file for what is measured");
+    let failed = TrainError::system("failed to create the output file");
     let mut options = fs_err::OpenOptions::new();
     options.append(true).create(true).open(path).map_err(&failed)?;
     fs_err::canonicalize(path).map_err(failed)
@@ -179,11 +184,11 @@ fn tell(arguments: &Arguments, config: &RunConfig, summary: &Summary) -> Result<
     Ok(())
 }
 
-/// When this process was started, seconds since 1970. Not when `main` began: loading libtorch comes before.
+/// Start of this process, seconds since 1970. `main` begins later: libtorch is loaded first.
 fn started() -> std::io::Result<f64> {
     let number = |text: Option<&str>| {
         text.and_then(|text| text.parse::<f64>().ok())
-            .ok_or_else(|| std::io::Error::other("/proc has another form than expected"))
+            .ok_or_else(|| std::io::Error::other("/proc has an unexpected format"))
     };
     let stat = fs_err::read_to_string("/proc/self/stat")?;
     let uptime = fs_err::read_to_string("/proc/uptime")?;

@@ -1,4 +1,4 @@
-//! What all ranks measured, as one result.
+//! The measurements of all ranks as one result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,7 @@ use crate::train::{Distribution, RankResult};
 
 /// Operators of a step after which the host waits for its device.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "a step makes the host wait for its device, in {operators}: nothing in a step may need a value on the host"
-)]
+#[error("a step makes the host wait for its device, in {operators}: no step may read a value on the host")]
 pub(super) struct HostStops {
     operators: String,
 }
@@ -27,7 +25,7 @@ impl Failure for HostStops {
     }
 }
 
-/// `host_stops` has each rank's operators, and how often they were called.
+/// `host_stops` has each rank's operators and how often they were called.
 fn require_none<'a>(host_stops: impl Iterator<Item = &'a BTreeMap<String, u64>>) -> Result<(), HostStops> {
     let operators: BTreeSet<&str> = host_stops
         .flat_map(|of_rank| of_rank.keys().map(String::as_str))
@@ -44,29 +42,29 @@ fn require_none<'a>(host_stops: impl Iterator<Item = &'a BTreeMap<String, u64>>)
 pub(super) struct Summary {
     device: String,
     world_size: u32,
-    /// Images of one rank's step, or of the ranks that compute a model together.
+    /// Images of one rank's step, or of a step of the ranks that compute a model together.
     batch: u64,
     images_per_second: f64,
     step_ms: Distribution,
     exposed_sync_share: Option<f64>,
     exposed_sync_share_in_place: f64,
     seconds_to_first_step: f64,
-    /// Largest of all ranks.
+    /// Maximum of all ranks.
     peak_rss_bytes: Option<u64>,
-    /// Largest of all ranks.
+    /// Maximum of all ranks.
     peak_device_bytes: Option<u64>,
     flops_per_image: f64,
-    /// Model FLOPs utilisation: share of the GPU's dense half-precision peak.
+    /// Model FLOPs utilization: share of the GPU's dense half-precision peak.
     mfu: Option<f64>,
-    /// Where threads of the host prepare batches.
+    /// If threads of the host prepare batches.
     input: Option<Input>,
-    /// What links between ranks carry.
+    /// Bandwidth of the links between ranks.
     buckets: Option<Buckets>,
     ranks: Vec<RankResult>,
 }
 
 impl Summary {
-    /// `ranks` holds every rank's result, in their order. A step is rank 0's: ranks wait for one another in each.
+    /// `ranks` holds every rank's result. Step times are rank 0's: ranks wait for one another.
     pub(super) fn new(config: &RunConfig, ranks: Vec<RankResult>, link_gigabits: Option<f64>) -> Self {
         let first = &ranks[0];
         let images_per_second = ranks.iter().map(|rank| rank.images_per_second).sum();
@@ -92,14 +90,14 @@ impl Summary {
         }
     }
 
-    /// Of all ranks, by operator.
+    /// Operators of all ranks.
     fn host_stops(&self) -> String {
         self.require_no_host_stops()
             .err()
             .map_or_else(|| "none".into(), |stops| stops.operators)
     }
 
-    /// An error where a rank's step makes the host wait.
+    /// An error if a rank's step makes the host wait.
     pub(super) fn require_no_host_stops(&self) -> Result<(), HostStops> {
         require_none(self.ranks.iter().map(|rank| &rank.host_stops))
     }

@@ -13,7 +13,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Takes the three keys, of which DeepSpeed lets two be left out, and makes fields of them.
+    /// Converts the three keys, two of which DeepSpeed allows to be omitted, to fields.
     pub(super) fn take(root: &mut Section, world: u64, findings: &mut Findings) -> Option<Self> {
         let errors = findings.errors.len();
         let mut positive = |key| {
@@ -44,9 +44,9 @@ impl Batch {
                 (global / (accumulation * world).max(1), accumulation, from)
             }
             (None, None, _) => {
-                findings.errors.push(format!(
-                    "{GLOBAL} and {MICRO} are missing: one of them must be there"
-                ));
+                findings
+                    .errors
+                    .push(format!("{GLOBAL} and {MICRO} are missing: set one of them"));
                 return None;
             }
         };
@@ -58,7 +58,7 @@ impl Batch {
                 GLOBAL,
                 global,
                 &format!(
-                    "must be {MICRO} x {ACCUMULATION} x ranks, and {micro} x {accumulation} x {world} is {product}; say how many ranks there are with --nodes and --gpus-per-node"
+                    "must be {MICRO} x {ACCUMULATION} x ranks, and {micro} x {accumulation} x {world} is {product}; set the number of ranks with --nodes and --gpus-per-node"
                 ),
             );
             return None;

@@ -1,4 +1,4 @@
-//! A tree of values as a file has it: keys in their order, none twice (which the reader of YAML refuses).
+//! A file's tree of values: keys keep their order and are unique, which the YAML parser checks.
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -18,13 +18,13 @@ pub(super) enum Node {
     Text(String),
     List(Vec<Node>),
     Map(Entries),
-    /// A scalar with a comment behind it.
+    /// A scalar followed by a comment.
     #[serde(skip_deserializing)]
     Commented(Commented<Box<Node>>),
 }
 
 impl Node {
-    /// Puts a value at a path of keys, making the maps on the way.
+    /// Sets the value at a path of keys, creating the maps on the way.
     pub(super) fn set(&mut self, path: &[&str], value: Self) {
         let Some((key, rest)) = path.split_first() else {
             *self = value;
@@ -47,16 +47,16 @@ impl Node {
         entries.get(*key)?.get(rest)
     }
 
-    /// This scalar with a comment behind it.
+    /// This scalar followed by a comment.
     pub(super) fn commented(self, comment: impl Into<String>) -> Self {
         Self::Commented(Commented(Box::new(self), comment.into()))
     }
 
-    /// The number that this is, comment or not.
+    /// This value as a number, with or without a comment.
     pub(super) fn as_count(&self) -> Option<u64> {
         match self {
             Self::Integer(value) => u64::try_from(*value).ok(),
-            // 5e8 is how DeepSpeed's files write whole numbers.
+            // DeepSpeed's files write whole numbers as 5e8.
             Self::Number(value) if value.fract() == 0.0 && (0.0..9e15).contains(value) => Some(*value as u64),
             Self::Commented(value) => value.0.as_count(),
             _ => None,
@@ -88,12 +88,12 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// A text without the comments that Hjson, which DeepSpeed reads, has and YAML has not: `// ...` and `/* ... */`. Lines and columns
-/// stay where they are.
+/// Blanks out `// ...` and `/* ... */`, comments of Hjson, which DeepSpeed reads, but not of YAML.
+/// Lines and columns stay the same.
 pub(super) fn without_comments(text: &str) -> String {
     let mut rest = text;
     let mut result = String::with_capacity(text.len());
-    // Where a text in quotes began, if it has not ended.
+    // The opening quote of a text that has not ended.
     let mut quote = None;
     while let Some(first) = rest.chars().next() {
         let length = match (quote, first) {
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn json_is_read_as_deepspeed_reads_it() {
-        // Tabs, a trailing comma and a comment: DeepSpeed's reader takes them, JSON's own would not.
+        // Tabs, a trailing comma and a comment: DeepSpeed's parser accepts them, unlike JSON's.
         let node =
             read("{\n\t\"b\": 5e8, # elements\n\t\"a\": {\"on\": true, \"x\": \"auto\"},\n}").expect("reads");
         assert_eq!(node.get(&["b"]).and_then(Node::as_count), Some(500_000_000));

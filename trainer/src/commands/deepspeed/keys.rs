@@ -1,4 +1,4 @@
-//! DeepSpeed's keys that have no field of the manifest, and what becomes of them.
+//! DeepSpeed's keys without a field of the manifest, and their treatment.
 //!
 //! The names are those that DeepSpeed's `runtime/config.py`, `runtime/zero/config.py` and
 //! `runtime/precision_config.py` read.
@@ -6,16 +6,14 @@
 use super::section::Fate::{self, NoEffect, NoKey, Off};
 
 const MEASURED: &str =
-    "progress, metrics and log.jsonl are always there; see metrics in the trainer's documentation";
+    "progress, metrics and log.jsonl are always on; see metrics in the trainer's documentation";
 const OWN_WAY: &str =
-    "a block of the model is reduced and gathered at a time, the next one ahead, at any size";
+    "reduction and gathering work block by block, with the next one prefetched, at any size";
 
 pub(super) const TOP: &[(&str, Fate)] = &[
     (
         "micro_batch_per_gpu micro_batch_size_per_gpu",
-        NoKey(
-            "no key of DeepSpeed, which ignores it without a word; the key is train_micro_batch_size_per_gpu",
-        ),
+        NoKey("not a key of DeepSpeed, which silently ignores it; the key is train_micro_batch_size_per_gpu"),
     ),
     ("pin_memory", NoEffect("DeepSpeed ignores it too at this level")),
     (
@@ -30,11 +28,11 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ),
     (
         "gradient_predivide_factor",
-        NoEffect("the average is the same whatever part of the division comes first"),
+        NoEffect("the average is the same wherever it is divided"),
     ),
     (
         "steps_per_print",
-        NoEffect("progress is told by time, not by steps"),
+        NoEffect("progress is shown by time, not by steps"),
     ),
     (
         "dump_state",
@@ -42,7 +40,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ),
     (
         "disable_allgather",
-        NoEffect("ranks get weights as parallelism.zeroStage says"),
+        NoEffect("parallelism.zeroStage decides how ranks get weights"),
     ),
     (
         "memory_breakdown tensorboard wandb csv_monitor comet timers",
@@ -50,7 +48,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ),
     (
         "comms_logger comms_config",
-        NoEffect("what synchronisation costs is always measured"),
+        NoEffect("communication is always measured"),
     ),
     ("flops_profiler", NoEffect("`vit-trainer bench` measures speed")),
     ("log_level", NoEffect("set RUST_LOG in workers.env")),
@@ -71,7 +69,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ("aio", NoEffect("it concerns offloading to NVMe only")),
     (
         "dataloader_drop_last",
-        NoEffect("the last images of an epoch that do not fill a step are always left out"),
+        NoEffect("the last images of an epoch that do not fill a step are always dropped"),
     ),
     (
         "zero_allow_untested_optimizer",
@@ -103,29 +101,31 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         Off("a Vision Transformer has no sparse gradients"),
     ),
     ("sparse_attention", Off("attention is dense")),
-    ("amp", Off("Apex is not used; say fp16 or bf16")),
+    ("amp", Off("Apex is not used; set fp16 or bf16")),
     (
         "progressive_layer_drop",
-        Off("not there; model.dropPath is the usual way for a Vision Transformer"),
+        Off("not supported; model.dropPath is the usual way for a Vision Transformer"),
     ),
     (
         "curriculum_learning data_efficiency eigenvalue quantize_training compression_training \
          weight_quantization",
-        Off("not there"),
+        Off("not supported"),
     ),
     ("hybrid_engine", Off("it is for language models")),
     (
         "autotuning",
-        Off("not there; run `vit-trainer bench` with the batch sizes in question"),
+        Off("not supported; run `vit-trainer bench` with the batch sizes in question"),
     ),
     (
         "elasticity",
         Off("the batch size of a step follows workers.nodes; kubectl scale changes them"),
     ),
-    ("compile", Off("there is no compiler for the graph")),
+    ("compile", Off("graph compilation is not supported")),
     (
         "tensor_parallel",
-        Off("it changes what the batch sizes mean: leave it out, and set parallelism.tensor in the manifest"),
+        Off(
+            "it changes the meaning of the batch sizes: remove it, and set parallelism.tensor in the manifest",
+        ),
     ),
     ("expert_parallel", Off("there are no experts")),
 ];
@@ -133,7 +133,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
 pub(super) const ZERO: &[(&str, Fate)] = &[
     (
         "mics_shard_size mics_hierarchical_params_gather",
-        NoEffect("set parallelism.shardWithinNode in the manifest, where that is a node's GPUs"),
+        NoEffect("set parallelism.shardWithinNode in the manifest if that is a node's GPUs"),
     ),
     (
         "cpu_offload_use_pin_memory allgather_bucket_size allgather_partitions reduce_scatter \
@@ -150,17 +150,17 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
     ),
     (
         "overlap_comm",
-        NoEffect("gradients are always reduced while the backward pass goes on"),
+        NoEffect("gradients are always reduced during the backward pass"),
     ),
     (
         "reduce_bucket_size",
         NoEffect(
-            "parallelism.bucketMegabytes sets the largest size of buckets at stage 0, where DeepSpeed's is fixed; at the others a bucket is a block of the model",
+            "parallelism.bucketMegabytes sets the maximum size of buckets at stage 0, where DeepSpeed's is fixed; at other stages a bucket is a block of the model",
         ),
     ),
     (
         "contiguous_gradients",
-        NoEffect("gradients always lie in their buckets"),
+        NoEffect("gradients are always stored in buckets"),
     ),
     (
         "load_from_fp32_weights",
@@ -169,24 +169,24 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
     ("ignore_unused_parameters", NoEffect("every parameter is used")),
     (
         "elastic_checkpoint",
-        NoEffect("checkpoints can be continued on any number of ranks"),
+        NoEffect("checkpoints can be resumed on any number of ranks"),
     ),
     (
         "zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients \
          zeropp_loco_param",
-        Off("ZeRO++ is not there"),
+        Off("ZeRO++ is not supported"),
     ),
-    ("zenflow", Off("not there")),
+    ("zenflow", Off("not supported")),
 ];
 
 pub(super) const OFFLOAD: &[(&str, Fate)] = &[
     (
         "pin_memory",
-        NoEffect("what is copied is in pinned memory, but for what changes its precision on the way"),
+        NoEffect("copies use pinned memory, except those that change the precision"),
     ),
     (
         "buffer_size max_in_cpu",
-        NoEffect("a block of the model is gathered at a time"),
+        NoEffect("one block of the model is gathered at a time"),
     ),
     ("ratio", NoEffect("all of the optimizer is offloaded")),
     (
@@ -195,7 +195,7 @@ pub(super) const OFFLOAD: &[(&str, Fate)] = &[
     ),
     (
         "super_offload cpuadam_cores_perc",
-        NoEffect("the optimizer takes the rank's part of the pod's processors"),
+        NoEffect("the optimizer uses the rank's share of the pod's processors"),
     ),
 ];
 
@@ -205,9 +205,9 @@ pub(super) const OPTIMIZER_PARAMS: &[(&str, Fate)] = &[
     ("torch_adam", NoEffect("torch's fused AdamW is always used")),
     ("fused", NoEffect("kernels are always fused")),
     ("foreach", NoEffect("kernels are always fused")),
-    ("set_grad_none", NoEffect("gradients live in their buckets")),
-    ("amsgrad", Off("not there")),
-    ("maximize", Off("the loss is minimised")),
+    ("set_grad_none", NoEffect("gradients are stored in buckets")),
+    ("amsgrad", Off("not supported")),
+    ("maximize", Off("the loss is minimized")),
     (
         "max_grad_norm",
         Off("DeepSpeed refuses it too; the key is gradient_clipping"),

@@ -1,5 +1,5 @@
-//! `vit-trainer import-deepspeed`: the manifest for a DeepSpeed configuration. Every key of it becomes a field, is
-//! noted as one that changes nothing, or is refused by name.
+//! `vit-trainer import-deepspeed`: converts a DeepSpeed configuration to a manifest. Every key
+//! becomes a field, is listed as one without effect, or is refused by name.
 //!
 //! ```text
 //!   ds_config.json + --set  ->  Section, from which keys are taken  ->  Findings  ->  base manifest with the fields in it
@@ -24,25 +24,25 @@ use batch::Batch;
 use document::Node;
 use section::{Findings, Section};
 
-/// What a DeepSpeed configuration leaves to its script: the study's own model, data and optimizer.
+/// Defaults for what a DeepSpeed configuration leaves to its script, from the study.
 const BASE: &str = include_str!("base.yaml");
 
 /// The command line of `import-deepspeed`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Model, data, volumes and the number of epochs are not in a DeepSpeed configuration: they come from --base, or from a template to fill in. Every key of the file is mapped, listed at the top as one without effect, or refused by name.\n\nExample: vit-trainer import-deepspeed ds_config.json --nodes 2 --gpus-per-node 4 --base job.yaml > new-job.yaml"
+    after_help = "A DeepSpeed configuration has no model, data, volumes or number of epochs: they come from --base, or from a template to fill in. Every key is converted, listed at the top as one without effect, or refused by name.\n\nExample: vit-trainer import-deepspeed ds_config.json --nodes 2 --gpus-per-node 4 --base job.yaml > new-job.yaml"
 )]
 pub(crate) struct Arguments {
-    /// DeepSpeed configuration (JSON; comments behind # and trailing commas are fine)
+    /// DeepSpeed configuration (JSON; # comments and trailing commas are accepted)
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Manifest of a ViTTrainingJob to put the fields into
+    /// Manifest of a ViTTrainingJob to add the fields to
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     /// Number of nodes, in place of the base's workers.nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     nodes: Option<u32>,
-    /// Number of GPUs of each node, in place of the base's workers.gpusPerNode
+    /// Number of GPUs per node, in place of the base's workers.gpusPerNode
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     gpus_per_node: Option<u32>,
     /// Number of epochs, in place of the base's training.epochs
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     set: Vec<String>,
 }
 
-/// Prints the manifest. Gives the exit code.
+/// Prints the manifest. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let text = read(&arguments.file)?;
     let base = arguments.base.as_deref().map(read).transpose()?;
@@ -72,7 +72,7 @@ fn read(path: &Path) -> Result<String, TrainError> {
     fs_err::read_to_string(path).map_err(|error| TrainError::Config(error.to_string()))
 }
 
-/// The manifest, and what it does differently.
+/// The manifest, and its differences from DeepSpeed.
 fn import(
     text: &str,
     base: Option<&str>,
@@ -85,7 +85,7 @@ fn import(
         set(&mut config, assignment)?;
     }
     let Node::Map(entries) = config else {
-        return Err(TrainError::Config(format!("{name} is no JSON object")));
+        return Err(TrainError::Config(format!("{name} is not a JSON object")));
     };
     let base_name = arguments.base.as_ref().map(|path| path.display().to_string());
     let mut manifest: Node = serde_saphyr::from_str(base.unwrap_or(BASE)).map_err(|error| {
@@ -109,7 +109,7 @@ fn import(
     if !findings.errors.is_empty() {
         let errors = findings.errors.join("\n  ");
         return Err(TrainError::Config(format!(
-            "{name} cannot be taken over:\n  {errors}"
+            "{name} cannot be converted:\n  {errors}"
         )));
     }
     for (path, value, from) in findings.fields {
@@ -131,7 +131,7 @@ fn import(
     Ok((format!("{heading}{yaml}"), findings.different))
 }
 
-/// Takes every key of the configuration apart.
+/// Converts every key of the configuration.
 fn translate(mut root: Section, manifest: &Node, arguments: &Arguments, findings: &mut Findings) {
     let workers = |name| manifest.get(&["spec", "workers", name]).and_then(Node::as_count);
     let world = workers("nodes").unwrap_or(1) * workers("gpusPerNode").unwrap_or(1);
@@ -152,7 +152,7 @@ fn translate(mut root: Section, manifest: &Node, arguments: &Arguments, findings
         }
         Some(_) => findings.without_effect.push("gradient_clipping: is off".into()),
         None => findings.different.push(
-            "gradient_clipping: the file does not say, and nothing is clipped; DeepSpeed clips at 1 from version 0.19.3 on, \
+            "gradient_clipping: not in the file, so nothing is clipped; DeepSpeed clips at 1 since version 0.19.3, \
              which --set gradient_clipping=1 does here"
                 .into(),
         ),
@@ -172,7 +172,7 @@ fn translate(mut root: Section, manifest: &Node, arguments: &Arguments, findings
     root.finish(keys::TOP, findings);
 }
 
-/// Training images of formats whose size is fixed, or which the manifest gives.
+/// Number of training images, if the format or the manifest determines it.
 fn images_of(manifest: &Node) -> Option<u64> {
     match manifest.get(&["spec", "data", "format"])? {
         Node::Text(format) if format.starts_with("cifar") => Some(50_000),
@@ -180,7 +180,7 @@ fn images_of(manifest: &Node) -> Option<u64> {
     }
 }
 
-/// Ranks that divide tokens have the same images, so this decides how many there are of each size.
+/// Ranks that shard sequences share images, so this key changes the meaning of the batch sizes.
 fn sequence(root: &mut Section, findings: &mut Findings) {
     match root.count("sequence_parallel_size", findings) {
         None => {}
@@ -190,7 +190,7 @@ fn sequence(root: &mut Section, findings: &mut Findings) {
         Some(ranks) => findings.refuse(
             "sequence_parallel_size",
             ranks,
-            "it changes what the batch sizes mean: leave it out, and set parallelism.sequence in the manifest",
+            "it changes the meaning of the batch sizes: remove it, and set parallelism.sequence in the manifest",
         ),
     }
 }
@@ -219,7 +219,7 @@ fn zero(root: &mut Section, findings: &mut Findings) {
     section.finish(keys::ZERO, findings);
 }
 
-/// By its section, or by the flag that it replaced.
+/// From its section, or from the older flag.
 fn offload(zero: &mut Section, (key, flag, field): (&str, &str, &'static str), findings: &mut Findings) {
     let field = &["parallelism", "offload", field];
     if zero.flag(flag, findings) == Some(true) {
@@ -235,20 +235,20 @@ fn offload(zero: &mut Section, (key, flag, field): (&str, &str, &'static str), f
         Some(other) => findings.refuse(
             &format!("{path}.device"),
             other,
-            "must be cpu or none: nothing is offloaded to NVMe",
+            "must be cpu or none: NVMe is not supported",
         ),
     }
     section.finish(keys::OFFLOAD, findings);
 }
 
-/// Puts KEY=VALUE into the configuration.
+/// Sets KEY=VALUE in the configuration.
 fn set(config: &mut Node, assignment: &str) -> Result<(), TrainError> {
     let wrong = |why: &str| TrainError::Config(format!("--set is {assignment:?}: {why}"));
     let (key, value) = assignment
         .split_once('=')
         .ok_or_else(|| wrong("must be KEY=VALUE"))?;
     if key.is_empty() || key.split('.').any(str::is_empty) {
-        return Err(wrong("the key must be names with dots between them"));
+        return Err(wrong("the key must be names separated by dots"));
     }
     let value = serde_saphyr::from_str(value).map_err(|error| wrong(&error.to_string()))?;
     config.set(&key.split('.').collect::<Vec<_>>(), value);
@@ -260,25 +260,25 @@ fn write(manifest: &Node) -> Result<String, TrainError> {
         .map_err(|error| TrainError::Config(format!("the manifest cannot be written: {error}")))
 }
 
-/// What comes out must be a job that can be run.
+/// Checks that the manifest is a valid job.
 fn check(yaml: &str) -> Result<(), TrainError> {
     let wrong = |error: &dyn std::fmt::Display| {
-        TrainError::Config(format!("the manifest that this gives cannot be run: {error}"))
+        TrainError::Config(format!("the resulting manifest is invalid: {error}"))
     };
     let job: ViTTrainingJob = serde_saphyr::from_str(yaml).map_err(|error| wrong(&error))?;
     crds::validate(&job).map_err(|error| wrong(&error))?;
     Ok(())
 }
 
-/// What the manifest does not say by itself, as comments.
+/// The comments at the top of the manifest.
 fn heading(file: &Path, base: Option<&str>, without_effect: &[String], different: &[String]) -> String {
     let mut heading = format!(
-        "# Made from {} by vit-trainer import-deepspeed. Fields with a comment come from its keys,\n# the others from {}.\n",
+        "# Converted from {} by vit-trainer import-deepspeed. Fields with a comment come from its keys,\n# the others from {}.\n",
         file.display(),
-        base.unwrap_or("a template: put your own model, data, epochs, image and volumes there")
+        base.unwrap_or("a template: replace its model, data, epochs, image and volumes")
     );
     for (title, notes) in [
-        ("Does not do quite the same here", different),
+        ("Different here", different),
         ("Without effect here", without_effect),
     ] {
         if !notes.is_empty() {

@@ -14,9 +14,9 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// Optimizer steps of an epoch: the last images that do not fill one are left out.
+    /// Optimizer steps per epoch: images that do not fill the last one are dropped.
     fn steps(&self, path: &str, findings: &mut Findings) -> Option<u64> {
-        // A batch that cannot be had is an error already.
+        // A missing batch size is already an error.
         let batch = self.global_batch_size?;
         match self.images {
             Some(images) if images >= batch => Some(images / batch),
@@ -28,7 +28,7 @@ impl Epochs {
             }
             None => {
                 findings.errors.push(format!(
-                    "{path} counts steps, and the manifest counts epochs: give --train-images"
+                    "{path} counts steps, and the manifest counts epochs: pass --train-images"
                 ));
                 None
             }
@@ -36,7 +36,7 @@ impl Epochs {
     }
 }
 
-/// Takes the sections `optimizer` and `scheduler`.
+/// Converts the sections `optimizer` and `scheduler`.
 pub(super) fn take(root: &mut Section, epochs: &Epochs, base: &Node, findings: &mut Findings) {
     let learning_rate = optimizer(root, findings).or_else(|| {
         match base.get(&["spec", "training", "optimizer", "learningRate"]) {
@@ -48,20 +48,21 @@ pub(super) fn take(root: &mut Section, epochs: &Epochs, base: &Node, findings: &
     scheduler(root, epochs, learning_rate, findings);
 }
 
-/// Gives the learning rate that the section names.
+/// Returns the section's learning rate.
 fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
     let Some(mut section) = root.section("optimizer", findings) else {
-        findings
-            .different
-            .push("optimizer: the file has none, so that the script made its own; training.optimizer is not taken over".into());
+        findings.different.push(
+            "optimizer: not in the file, so the script creates it; training.optimizer is not converted"
+                .into(),
+        );
         return None;
     };
     let kind = section.text("type", findings);
     let mut params = section.section("params", findings).unwrap_or_default();
     let path = |name| ["training", "optimizer", name];
-    // The base's own optimizer may have parameters that this one does not know.
+    // The base's own optimizer may have parameters unknown to this one.
     findings.field(&["training", "optimizer"], Node::Map(Entries::new()), "");
-    // DeepSpeed compares the names of its own optimizers in lower case; SGD is torch's, by its name.
+    // DeepSpeed compares names of its optimizers in lower case, and torch's SGD exactly.
     let lower = kind.as_deref().map(str::to_lowercase);
     let name = match (lower.as_deref(), kind.as_deref()) {
         (Some("adam" | "adamw"), _) => {
@@ -97,7 +98,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
             findings.refuse(
                 "optimizer.type",
                 format!("{other:?}"),
-                "must be Adam, AdamW, Lamb or SGD; other optimizers are not there",
+                "must be Adam, AdamW, Lamb or SGD",
             );
             return None;
         }
@@ -134,7 +135,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
     Some(rate)
 }
 
-/// Takes a number of the optimizer's parameters, or what torch or DeepSpeed has in its place, as a field.
+/// Converts a parameter of the optimizer, or torch's or DeepSpeed's default, to a field.
 fn parameter(
     params: &mut Section,
     key: &str,
@@ -152,11 +153,8 @@ fn parameter(
     value
 }
 
-/// Keys of every schedule.
-const SCHEDULE: &[(&str, Fate)] = &[(
-    "last_batch_iteration",
-    NoEffect("checkpoints know where training stands"),
-)];
+/// Keys of all schedules.
+const SCHEDULE: &[(&str, Fate)] = &[("last_batch_iteration", NoEffect("checkpoints store the position"))];
 
 fn scheduler(root: &mut Section, epochs: &Epochs, learning_rate: Option<f64>, findings: &mut Findings) {
     let path = |name| ["training", "schedule", name];
@@ -174,7 +172,7 @@ fn scheduler(root: &mut Section, epochs: &Epochs, learning_rate: Option<f64>, fi
         "WarmupLR" => "constant",
         "WarmupCosineLR" => "cosine",
         "WarmupDecayLR" => {
-            findings.refuse("scheduler.type", "WarmupDecayLR", "there is no linear decay; WarmupCosineLR and WarmupLR can be taken over (--set scheduler.type=WarmupCosineLR, and remove warmup_max_lr and warmup_min_lr)");
+            findings.refuse("scheduler.type", "WarmupDecayLR", "linear decay is not supported; use WarmupCosineLR or WarmupLR (--set scheduler.type=WarmupCosineLR, and remove warmup_max_lr and warmup_min_lr)");
             return;
         }
         other => {

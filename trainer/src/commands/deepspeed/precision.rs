@@ -14,7 +14,7 @@ const FP16: &[(&str, Fate)] = &[
     ("fused_mode", NoEffect("kernels are always fused")),
     (
         "consecutive_hysteresis",
-        Off("an overflow spends hysteresis for good, until the scale is halved"),
+        Off("hysteresis is restored only when the scale is doubled"),
     ),
     ("fp16_master_weights_and_grads", Off(MASTER_FP32)),
 ];
@@ -22,7 +22,7 @@ const FP16: &[(&str, Fate)] = &[
 const BF16: &[(&str, Fate)] = &[
     (
         "immediate_grad_update",
-        NoEffect("gradients live in their buckets"),
+        NoEffect("gradients are stored in buckets"),
     ),
     (
         "check_grad_overflow",
@@ -37,7 +37,7 @@ const AUTOCAST: &[(&str, Fate)] = &[(
     Off("torch's own list of operations is used"),
 )];
 
-/// Takes the sections `fp16`, `bf16` and `torch_autocast`, and the format in which gradients are reduced.
+/// Converts the sections `fp16`, `bf16`, `torch_autocast`, and the format for reducing gradients.
 pub(super) fn take(root: &mut Section, findings: &mut Findings) {
     let fp16 = fp16(root, findings);
     let bf16 = enabled(root, "bf16", BF16, findings) | enabled(root, "bfloat16", BF16, findings);
@@ -51,7 +51,7 @@ pub(super) fn take(root: &mut Section, findings: &mut Findings) {
             .errors
             .push(format!("{} are both enabled: only one can be", on.join(" and ")));
     }
-    // As DeepSpeed: the model in half precision, its fp32 masters in the optimizer.
+    // As in DeepSpeed: the model in half precision, its fp32 masters in the optimizer.
     for (on, name) in [(fp16, "fp16"), (bf16, "bf16")] {
         if on {
             let (from, format) = (format!("{name}.enabled"), Node::Text(name.into()));

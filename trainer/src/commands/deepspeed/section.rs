@@ -1,4 +1,4 @@
-//! Taking a DeepSpeed configuration apart key by key, so that none is left unread.
+//! Reads a DeepSpeed configuration key by key, so that none is missed.
 
 use super::document::{Entries, Node};
 
@@ -8,9 +8,9 @@ pub(super) struct Findings {
     pub(super) fields: Vec<(Vec<&'static str>, Node, String)>,
     /// Keys that change nothing, and why.
     pub(super) without_effect: Vec<String>,
-    /// Keys whose counterpart does not do quite the same.
+    /// Keys whose counterpart behaves differently.
     pub(super) different: Vec<String>,
-    /// Keys that cannot be taken over.
+    /// Keys that cannot be converted.
     pub(super) errors: Vec<String>,
 }
 
@@ -28,14 +28,14 @@ impl Findings {
     }
 }
 
-/// What becomes of a key that has no field of the manifest. Tables have keys with the same fate in one string.
+/// How a key without a field is treated. Tables list keys with the same fate in one string.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
     /// It changes nothing here, whatever its value.
     NoEffect(&'static str),
-    /// What it switches on is not here: it must be off.
+    /// Its feature is not supported: it must be off.
     Off(&'static str),
-    /// It is no key of DeepSpeed's, though it looks like one.
+    /// Not a key of DeepSpeed, though it looks like one.
     NoKey(&'static str),
 }
 
@@ -66,7 +66,7 @@ impl Section {
         self.entries.shift_remove(key)
     }
 
-    /// A map within this one; empty where it is missing.
+    /// A map within this one; `None` if missing.
     pub(super) fn section(&mut self, key: &str, findings: &mut Findings) -> Option<Self> {
         let path = self.path_of(key);
         match self.take(key)? {
@@ -83,7 +83,7 @@ impl Section {
         self.typed(key, findings, "must be a number", |node| match node {
             Node::Integer(value) => Some(*value as f64),
             Node::Number(value) => Some(*value),
-            // YAML's idea of a number is narrower than JSON's.
+            // YAML accepts fewer number formats than JSON.
             Node::Text(text) => text.parse().ok(),
             _ => None,
         })
@@ -106,7 +106,7 @@ impl Section {
     }
 
     pub(super) fn text(&mut self, key: &str, findings: &mut Findings) -> Option<String> {
-        self.typed(key, findings, "must be a text", |node| match node {
+        self.typed(key, findings, "must be a string", |node| match node {
             Node::Text(value) => Some(value.clone()),
             _ => None,
         })
@@ -137,7 +137,7 @@ impl Section {
             return None;
         }
         if node == Node::Text("auto".into()) {
-            let hint = format!("nothing fills that in here; give the value with --set {path}=VALUE");
+            let hint = format!("it is not resolved here; set the value with --set {path}=VALUE");
             findings.refuse(&path, node, &hint);
             return None;
         }
@@ -148,7 +148,7 @@ impl Section {
         value
     }
 
-    /// Judges every key that was not taken.
+    /// Handles every key that was not read.
     pub(super) fn finish(self, fates: &[(&str, Fate)], findings: &mut Findings) {
         for (key, node) in &self.entries {
             let path = self.path_of(key);
@@ -160,17 +160,13 @@ impl Section {
                     findings.without_effect.push(format!("{path}: is off"));
                 }
                 Some(Fate::Off(why) | Fate::NoKey(why)) => findings.refuse(&path, node, why),
-                None => findings.refuse(
-                    &path,
-                    node,
-                    "no key that is known; DeepSpeed would ignore it without a word",
-                ),
+                None => findings.refuse(&path, node, "unknown key; DeepSpeed would silently ignore it"),
             }
         }
     }
 }
 
-/// Whether a value switches nothing on.
+/// Whether a value leaves its feature off.
 fn is_off(node: &Node) -> bool {
     match node {
         Node::Null | Node::Bool(false) | Node::Integer(0) => true,

@@ -56,7 +56,7 @@ fn names_of_optimizers_are_compared_as_deepspeed_does() {
 fn the_studys_configuration_names_its_one_wrong_key_and_is_taken_over_without_it() {
     assert_eq!(
         errors(STUDY, &["--nodes", "2"]),
-        "ds_config.json cannot be taken over:\n  micro_batch_per_gpu is 16: no key of DeepSpeed, which ignores it without a word; the key is train_micro_batch_size_per_gpu"
+        "ds_config.json cannot be converted:\n  micro_batch_per_gpu is 16: not a key of DeepSpeed, which silently ignores it; the key is train_micro_batch_size_per_gpu"
     );
     let right = STUDY.replace("micro_batch_per_gpu", "train_micro_batch_size_per_gpu");
     let (yaml, _) = imported(&right, &["--nodes", "2"]).expect("a manifest");
@@ -130,10 +130,10 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
         &[],
     );
     for part in [
-        "zero_optimisation is {}: no key that is known",
+        "zero_optimisation is {}: unknown key",
         "zero_optimization.stage is 4: must be between 0 and 3",
         "zero_optimization.offload_optimizer.device is nvme: must be cpu or none",
-        "zero_optimization.stage3_typo is 1: no key that is known",
+        "zero_optimization.stage3_typo is 1: unknown key",
         "sequence_parallel_size is 2: ",
         "tensor_parallel is {autotp_size: 4}: ",
         "optimizer.type is \"OneBitAdam\": ",
@@ -141,7 +141,7 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
         "fp16.fp16_master_weights_and_grads is true: ",
         "elasticity is {enabled: true}: ",
         "sparse_gradients is true: ",
-        "gradient_clipping is \"auto\": nothing fills that in here; give the value with --set gradient_clipping=VALUE",
+        "gradient_clipping is \"auto\": it is not resolved here; set the value with --set gradient_clipping=VALUE",
     ] {
         assert!(message.contains(part), "{part} is not in\n{message}");
     }
@@ -235,7 +235,7 @@ fn steps_of_a_schedule_become_epochs() {
         "{different:?}"
     );
     let linear = constant.replace("WarmupLR", "WarmupDecayLR");
-    assert!(errors(&linear, &[]).contains("scheduler.type is WarmupDecayLR: there is no linear decay"));
+    assert!(errors(&linear, &[]).contains("scheduler.type is WarmupDecayLR: linear decay is not supported"));
 }
 
 #[test]

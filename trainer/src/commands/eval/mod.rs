@@ -1,5 +1,5 @@
-//! `vit-trainer eval`: how well a checkpoint's weights, or those of a file, classify a job's held-out images. In this
-//! process, in the job's precision.
+//! `vit-trainer eval`: classifies a job's held-out images with the weights of a checkpoint or a
+//! file, in this process and in the job's precision.
 //!
 //! ```text
 //!   manifest -> model <- weights of a checkpoint or a file
@@ -36,7 +36,7 @@ use tally::{Scores, Tally};
 /// The command line of `eval`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit code 2 where the weights are not those of the manifest's model, 3 where the data set cannot be used, 78 where the loss is not a finite number, 79 where a checkpoint is damaged or a file cannot be written.\n\nExample: vit-trainer eval -f examples/digits.yaml --data target/digits --checkpoints /tmp/runs\nExample: vit-trainer eval -f job.yaml --data /data/imagenet --checkpoint vit_b_16.safetensors --json"
+    after_help = "Exit code 2 if the weights are not those of the manifest's model, 3 if the data set cannot be used, 78 if the loss is not a finite number, 79 if a checkpoint is damaged or a file cannot be written.\n\nExample: vit-trainer eval -f examples/digits.yaml --data target/digits --checkpoints /tmp/runs\nExample: vit-trainer eval -f job.yaml --data /data/imagenet --checkpoint vit_b_16.safetensors --json"
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob, or - for standard input: the model, the data set, the precision
@@ -45,30 +45,30 @@ pub(crate) struct Arguments {
     /// Weights: the folder of a checkpoint (step-<n>) or of a job's checkpoints, or a safetensors file with timm's or torchvision's names; the job's newest checkpoint if not given
     #[arg(long, value_name = "PATH", conflicts_with = "checkpoints")]
     checkpoint: Option<PathBuf>,
-    /// Folder that holds the folder of the job's checkpoints, as of `run`
+    /// Folder with the job's checkpoint folder, as for `run`
     #[arg(long, value_name = "DIR", default_value = "checkpoints")]
     checkpoints: PathBuf,
-    /// Take the moving average of the weights (training.ema)
+    /// Use the moving average of the weights (training.ema)
     #[arg(long)]
     ema: bool,
     /// Folder of the data set, in place of the manifest's volume
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Images classified at a time, in place of training.microBatchSize
+    /// Images per batch, in place of training.microBatchSize
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: Option<u32>,
-    /// Where tensors live, in place of workers.device
+    /// Device of the tensors, in place of workers.device
     #[arg(long, value_parser = config::device())]
     device: Option<Device>,
     /// Also write each image's logits and label, in the data set's order, to this safetensors file, which must not exist
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
-    /// Print one JSON object in place of lines to read
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// Evaluates, and tells. Gives the exit code.
+/// Evaluates and prints the result. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     threads::use_all().map_err(TrainError::system("failed to start with all processors"))?;
     catching(|| eval(arguments))
@@ -121,13 +121,13 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         return Ok(ExitCode::Done);
     }
     tracing::error!(
-        "the loss is not a finite number: the weights of {} hold values that are none, or too large for the job's precision: try training.precision fp32, or an earlier checkpoint",
+        "the loss is not a finite number: the weights of {} hold values that are not finite, or too large for the job's precision: try training.precision fp32, or an earlier checkpoint",
         source.path.display()
     );
     Ok(ExitCode::Diverged)
 }
 
-/// The manifest's job as one process, with what the command line replaces.
+/// The manifest's job as one process, changed by the command line.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     let mut config = manifest::read_config(
         &arguments.manifest,
@@ -146,10 +146,10 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     Ok(config)
 }
 
-/// Puts the model into the precision that the job evaluates in.
+/// Converts the model to the job's precision for evaluation.
 fn in_precision(config: &RunConfig, model: &VisionTransformer) -> Result<Precision, TrainError> {
     let precision = Precision::begin(&config.training)?;
-    // Where weights are in half precision, the masters are only needed to train.
+    // With half-precision weights, only training needs the masters.
     drop(TrainedWeights::whole(
         model.parameters(),
         precision,
@@ -158,7 +158,7 @@ fn in_precision(config: &RunConfig, model: &VisionTransformer) -> Result<Precisi
     Ok(precision)
 }
 
-/// Classifies all images. With their logits and labels where these are wanted.
+/// Classifies all images. Returns their logits and labels if `keep_logits` is set.
 fn measure(
     config: &RunConfig,
     model: &VisionTransformer,

@@ -1,4 +1,4 @@
-//! How far it is, where standard error is a terminal.
+//! Progress, if standard error is a terminal.
 
 use std::io::IsTerminal as _;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::commands::run::line::clock;
 
-/// A line that is gone at the end; nothing where nobody looks.
+/// A line that is cleared at the end; none without a terminal.
 #[derive(Debug)]
 pub(super) struct Display {
     bar: Option<ProgressBar>,

@@ -1,4 +1,4 @@
-//! What came of an evaluation, as lines to read and as JSON.
+//! The result of an evaluation as text and as JSON.
 
 use contract::RunConfig;
 use serde_json::json;
@@ -12,7 +12,7 @@ pub(super) struct Report<'a> {
     pub(super) config: &'a RunConfig,
     pub(super) source: &'a Source,
     pub(super) scores: Scores,
-    /// Images of the held-out part. Those that cannot be read are not classified.
+    /// Held-out images, including unreadable ones, which are not classified.
     pub(super) held_out: u64,
     pub(super) seconds: f64,
     /// The GPU's product; `None` on the CPU.
@@ -24,7 +24,7 @@ impl Report<'_> {
         self.scores.images as f64 / self.seconds.max(1e-9)
     }
 
-    /// One object. What is unknown, and a loss that is not a number, are null.
+    /// One object. Unknown values, and a loss that is not a number, are null.
     pub(super) fn json(&self) -> String {
         let checkpoint = self.source.checkpoint.as_ref();
         let position = checkpoint.map(|(checkpoint, _)| checkpoint.state.position);
@@ -90,8 +90,8 @@ impl Report<'_> {
         };
         let which = match kind {
             WeightsKind::Ema => "moving average",
-            WeightsKind::Trained if checkpoint.has_average() => "trained ones (--ema takes their average)",
-            WeightsKind::Trained => "trained ones",
+            WeightsKind::Trained if checkpoint.has_average() => "trained weights (--ema uses their average)",
+            WeightsKind::Trained => "trained weights",
         };
         let position = checkpoint.state.position;
         format!(

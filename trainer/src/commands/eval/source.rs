@@ -1,4 +1,4 @@
-//! The weights that are evaluated: of a checkpoint, or of a file.
+//! The weights to evaluate, from a checkpoint or a file.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// What `named` is, or else the newest checkpoint in the job's folder.
+    /// The weights at `named`, or else of the newest checkpoint in the job's folder.
     pub(super) fn find(
         named: Option<&Path>,
         job_folder: &Path,
@@ -26,7 +26,7 @@ impl Source {
         if let Some(file) = named.filter(|path| path.is_file()) {
             if ema {
                 return Err(TrainError::Config(format!(
-                    "--ema takes the moving average of a checkpoint, and {} is a single file of weights: give the checkpoint's folder, or leave --ema out",
+                    "--ema needs a checkpoint, but {} is a single file of weights: pass the checkpoint's folder, or omit --ema",
                     file.display()
                 )));
             }

@@ -1,4 +1,4 @@
-//! What is counted over all images. Sums stay on the device until the end, so that no batch waits for the one before.
+//! Counts over all images. Sums stay on the device until the end, so that batches do not wait.
 
 use tch::{Device, Kind, Reduction, Tensor};
 
@@ -6,7 +6,7 @@ use crate::data::Classes;
 use crate::error::TrainError;
 use crate::evaluation::{Place, Rankings, Sum, correct};
 
-/// How many of the likeliest classes top-5 looks at.
+/// Number of the likeliest classes for top-5.
 const TOP: i64 = 5;
 
 /// Sums over the images so far.
@@ -23,13 +23,13 @@ pub(super) struct Tally {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scores {
     pub(super) images: u64,
-    /// Images that show the likeliest class.
+    /// Images whose likeliest class is one that they show.
     pub(super) correct: u64,
     /// Images that show one of the five likeliest classes; `None` with fewer classes.
     pub(super) correct_top5: Option<u64>,
     /// Mean of the training's loss, without label smoothing.
     pub(super) loss: f64,
-    /// Where images may show several classes.
+    /// Only if images may show several classes.
     pub(super) mean_average_precision: Option<f64>,
 }
 
@@ -40,7 +40,7 @@ impl Scores {
 }
 
 impl Tally {
-    /// Of at most so many images.
+    /// For at most this many images.
     pub(super) fn new(images: u64, classes: Classes, device: Device) -> Result<Self, TrainError> {
         let zero = |kind| Tensor::zeros([0_i64; 0], (kind, device));
         let rankings = classes.several.then(|| Rankings::new(images, classes.count));
@@ -54,7 +54,7 @@ impl Tally {
         })
     }
 
-    /// Takes in a batch: logits BK in 32 bits, and labels, B or, of several classes, BK.
+    /// Adds a batch: logits BK in 32 bits, and labels, B or, of several classes, BK.
     pub(super) fn add(&mut self, logits: &Tensor, labels: &Tensor) -> Result<(), TrainError> {
         self.images += labels.size()[0].cast_unsigned();
         self.correct = self.correct.f_add(&correct(logits, labels)?)?;
@@ -135,7 +135,8 @@ mod tests {
             (scores.images, scores.correct, scores.correct_top5),
             (3, 1, Some(2))
         );
-        // -ln(sigmoid) of what is shown and of the opposite of what is not, over images and classes.
+        // -ln(sigmoid) of shown classes' logits and of others' negated ones, over images and
+        // classes.
         let terms = (0..6)
             .map(|logit| (1.0 + (-f64::from(logit)).exp()).ln())
             .sum::<f64>();

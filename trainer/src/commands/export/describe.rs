@@ -1,4 +1,4 @@
-//! What a file of weights says of itself, and how its model is made in Python.
+//! The metadata of a file of weights, and how to create its model in Python.
 
 use contract::{ModelConfig, ModelPreset, Pooling};
 use serde_json::{Value, json};
@@ -7,9 +7,9 @@ use crate::checkpoint::{SavedCheckpoint, WeightsKind};
 use crate::model::Naming;
 use crate::tensor_file::{Metadata, PRODUCER};
 
-/// What both libraries call the class behind their presets.
+/// The class behind the presets in both libraries.
 const CLASS: &str = "VisionTransformer";
-/// Presets that timm has. [`ModelPreset`] knows more: every combination of size, patch and image.
+/// timm's presets. [`ModelPreset`] has more: every combination of size, patch and image.
 const TIMM_PRESETS: &str = "vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224 vit_small_patch16_224 \
     vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_small_patch14_dinov2 \
     vit_small_patch14_reg4_dinov2 vit_base_patch8_224 vit_base_patch16_224 vit_base_patch16_384 \
@@ -30,7 +30,7 @@ pub(super) struct PythonModel {
 }
 
 impl PythonModel {
-    /// The call for `model`, by the name of a preset where the library has one.
+    /// The call for `model`, with a preset's name if the library has one.
     pub(super) fn new(naming: Naming, model: &ModelConfig) -> Self {
         let (presets, image_size) = match naming {
             Naming::Timm => (TIMM_PRESETS, "img_size"),
@@ -128,7 +128,7 @@ fn torchvision_sizes(model: &ModelConfig, arguments: &mut Vec<(&'static str, Val
     add("mlp_dim", model.mlp_size);
 }
 
-/// The factor by which timm finds the MLP's width: the product is cut off to an integer.
+/// The factor from which timm computes the MLP's width: the product is truncated to an integer.
 fn mlp_ratio(model: &ModelConfig) -> f64 {
     let (hidden, mlp) = (f64::from(model.hidden_size), f64::from(model.mlp_size));
     let exact = mlp / hidden;
@@ -147,7 +147,7 @@ fn literal(value: &Value) -> String {
     }
 }
 
-/// The metadata of a file. `format` is what readers of PyTorch's ecosystem ask for.
+/// The metadata of a file. Readers in PyTorch's ecosystem need `format`.
 pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: &PythonModel) -> Metadata {
     let state = &checkpoint.state;
     let model = &state.model;
@@ -174,7 +174,7 @@ pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: 
         ("register_tokens", model.register_tokens.to_string()),
         ("layer_scale", model.layer_scale.is_some().to_string()),
     ]);
-    // Within an epoch, the accuracy is that of the epoch before.
+    // Within an epoch, the accuracy is that of the previous epoch.
     let evaluated = kind == WeightsKind::Trained && state.position.images_into_epoch == 0;
     let validation = state.validation();
     for (name, score) in [

@@ -25,28 +25,28 @@ const LARGEST_HALF: f64 = 65504.0;
 /// The command line of `export`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The checkpoint's checksums are verified, and no manifest is needed: a checkpoint says what its model is. Its weights are those in 32 bits that the optimizer changes, also where training.masterWeights has the model compute in half precision. Images must be normalised as the job's data.normalization says; the file does not hold that.\n\nExample: vit-trainer export checkpoints/digits --output digits.safetensors\nExample: vit-trainer export checkpoints/cifar10/step-00019500 --ema --names torchvision --dtype bf16 --output cifar10.safetensors"
+    after_help = "The checkpoint's checksums are verified. No manifest is needed: a checkpoint describes its model. The weights are the optimizer's, in 32 bits, even if training.masterWeights is set and the model computes in half precision. Normalize images as in the job's data.normalization, which is not in the file.\n\nExample: vit-trainer export checkpoints/digits --output digits.safetensors\nExample: vit-trainer export checkpoints/cifar10/step-00019500 --ema --names torchvision --dtype bf16 --output cifar10.safetensors"
 )]
 pub(crate) struct Arguments {
-    /// Folder of a checkpoint (step-<n>), or of a job's checkpoints, of which the newest is taken
+    /// Folder of a checkpoint (step-<n>), or of a job's checkpoints to use the newest
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
     /// File to write
     #[arg(short = 'o', long, value_name = "FILE")]
     output: PathBuf,
-    /// Library whose names tensors get
+    /// Library whose tensor names are used
     #[arg(long, value_enum, default_value = "timm")]
     names: Naming,
-    /// Take the moving average of the weights (training.ema)
+    /// Use the moving average of the weights (training.ema)
     #[arg(long)]
     ema: bool,
     /// Precision of the values
     #[arg(long, value_parser = precision(), default_value = "fp32")]
     dtype: Precision,
-    /// Replace the file if it exists; without it, that is refused
+    /// Replace the file if it exists; without this, it is an error
     #[arg(long)]
     force: bool,
-    /// Print one JSON object in place of lines to read
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -64,7 +64,7 @@ fn kind_of(precision: Precision) -> Kind {
     }
 }
 
-/// Why weights cannot be had in the form that was asked for.
+/// Why weights cannot be exported as asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     #[error("{path} cannot have {naming}'s names: {naming}'s VisionTransformer has no {}; use --names timm", .lacks.join(", no "))]
@@ -73,10 +73,10 @@ pub(crate) enum ExportError {
         naming: Naming,
         lacks: Vec<String>,
     },
-    #[error("{name} holds values that are not finite numbers: export an earlier checkpoint")]
+    #[error("{name} has values that are not finite numbers: export an earlier checkpoint")]
     NotFinite { name: String },
     #[error(
-        "{name} has a value of magnitude {largest:.3e}, beyond {LARGEST_HALF}, the largest of fp16: use --dtype bf16 or fp32"
+        "{name} has a value of magnitude {largest:.3e}, above {LARGEST_HALF}, the maximum of fp16: use --dtype bf16 or fp32"
     )]
     Range { name: String, largest: f64 },
 }
@@ -87,7 +87,7 @@ impl Failure for ExportError {
     }
 }
 
-/// Exports, and tells what and how to load it. Gives the exit code.
+/// Exports, and prints how to load the file. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     catching(|| export(arguments))
 }
@@ -208,7 +208,7 @@ impl Exported {
     }
 }
 
-/// A path that Python finds from wherever it is started.
+/// A path that works from any folder.
 fn absolute(path: &Path) -> String {
     std::path::absolute(path)
         .unwrap_or_else(|_| path.into())
@@ -235,14 +235,14 @@ mod tests {
         let error = in_precision(weight(7e4), Precision::Fp16).expect_err("refused");
         assert_eq!(
             error.to_string(),
-            "head.bias has a value of magnitude 7.000e4, beyond 65504, the largest of fp16: use --dtype bf16 or fp32"
+            "head.bias has a value of magnitude 7.000e4, above 65504, the maximum of fp16: use --dtype bf16 or fp32"
         );
         assert_eq!(error.exit_code(), ExitCode::BadConfig);
         let error = in_precision(weight(f32::NAN), Precision::Fp32).expect_err("refused");
         assert!(
             error
                 .to_string()
-                .starts_with("head.bias holds values that are not finite"),
+                .starts_with("head.bias has values that are not finite"),
             "{error}"
         );
     }

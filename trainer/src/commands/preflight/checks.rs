@@ -1,4 +1,4 @@
-//! The checks themselves.
+//! The checks.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use crate::metrics::LOG_NAME;
 use crate::signals::stop_on_signal;
 use crate::threads;
 
-/// Bytes that are written to try out storage.
+/// Bytes written to test storage.
 const PROBE_BYTES: usize = 16 << 20;
-/// Steps that are rehearsed: the first one pays for what later ones do not.
+/// Rehearsed steps: only the first has one-time costs.
 const STEPS: u64 = 2;
 
 /// Reads the data set as ranks will.
@@ -31,10 +31,10 @@ pub(super) fn data(config: &RunConfig) -> Result<((), String), TrainError> {
     Ok(((), format!("{images} training and {held_out} held-out images")))
 }
 
-/// A folder of this process's own beside the checkpoints. Removed at the end, with whatever was made for it.
+/// A scratch folder beside the checkpoints. Removed when dropped, with the folders created for it.
 pub(super) struct Scratch {
     path: PathBuf,
-    /// The topmost folder that was not there before.
+    /// The topmost folder that was created.
     made: Option<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ impl Scratch {
         fs::File::open(&path)?.read_to_end(&mut back)?;
         if back != bytes {
             return Err(std::io::Error::other(format!(
-                "{} does not read back as it was written",
+                "{} reads back other bytes than were written",
                 path.display()
             )));
         }
@@ -86,12 +86,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left over is small, and named for what it is.
+        // Leftovers are small, and their name explains them.
         let _ = fs::remove_dir_all(self.made.as_ref().unwrap_or(&self.path));
     }
 }
 
-/// Finds what ranks will compute on.
+/// Finds the ranks' device.
 pub(super) fn device(config: &RunConfig) -> Result<((), String), TrainError> {
     let detail = match Accelerator::find(config.device, 0)? {
         Accelerator::Cpu => format!(
@@ -115,7 +115,7 @@ pub(super) fn device(config: &RunConfig) -> Result<((), String), TrainError> {
     Ok(((), detail))
 }
 
-/// Runs the job for a few steps on made-up images, over all ranks, with a checkpoint at the end.
+/// Runs a few steps of the job on synthetic images, over all ranks, with a checkpoint at the end.
 pub(super) async fn rehearse(config: &RunConfig, scratch: &Scratch, report: &mut Report) {
     let mut config = config.clone();
     config.data = DataConfig {
@@ -152,7 +152,7 @@ pub(super) async fn rehearse(config: &RunConfig, scratch: &Scratch, report: &mut
     }
     let class = end.code.failure_class().unwrap_or(FailureClass::Crashed);
     let reason = end.failure.map_or_else(
-        || "it ended without a reason".to_owned(),
+        || "it exited without reporting an error".to_owned(),
         |failure| failure.message,
     );
     let check = match class {

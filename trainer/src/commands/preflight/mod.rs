@@ -1,6 +1,5 @@
-//! `vit-trainer preflight`: what a run will need, tried out before it: the configuration, the data set, the storage of
-//! checkpoints, and two real steps on made-up images over all ranks, which need the device, the memory and the
-//! collectives that training will need.
+//! `vit-trainer preflight`: tests what a run will need: configuration, data set and checkpoint
+//! storage. Two real steps on synthetic images over all ranks test device, memory and collectives.
 
 mod checks;
 mod report;
@@ -17,7 +16,7 @@ use crate::{launch, manifest};
 use checks::Scratch;
 use report::{Check, Report};
 
-/// What is tried where no job is given.
+/// The job to test if none is given.
 const SMALL_JOB: &str = "
 apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob
@@ -49,21 +48,21 @@ pub(crate) struct Arguments {
     /// File of weights to start from, in place of model.pretrained
     #[arg(long, value_name = "FILE", requires = "manifest")]
     pretrained: Option<PathBuf>,
-    /// Number of nodes that this machine stands for, in place of workers.nodes
+    /// Number of nodes to run on this machine, in place of workers.nodes
     #[arg(long, value_name = "N")]
     nodes: Option<u32>,
-    /// Ranks of each node, in place of workers.gpusPerNode
+    /// Ranks per node, in place of workers.gpusPerNode
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     gpus_per_node: Option<u32>,
-    /// Where tensors live, in place of workers.device
+    /// Device of the tensors, in place of workers.device
     #[arg(long, value_parser = config::device())]
     device: Option<Device>,
-    /// Print one JSON object in place of the table
+    /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
 }
 
-/// Checks everything and tells it. Gives the exit code.
+/// Runs all checks and prints the results. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let report = launch::block_on(examine(arguments))?;
     if arguments.json {
@@ -91,7 +90,7 @@ async fn examine(arguments: &Arguments) -> Report {
     }) else {
         return report;
     };
-    // A data set that is streamed has threads of its own, which those of this one must not wait for.
+    // A streamed data set has its own runtime, on which threads of this one must not block.
     let data = || std::thread::scope(|scope| scope.spawn(|| checks::data(&config)).join().expect("no panic"));
     report.check(Check::Data, data);
     let scratch = report.check(Check::Storage, || {
@@ -119,7 +118,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
             manifest::with_pretrained(config, arguments.pretrained.as_deref(), path)?
         }
         None if std::env::var_os(environment::RUN_CONFIG).is_some() => RunConfig {
-            // The other pods have their own.
+            // The other pods run their own.
             nodes: 1,
             ..config::read_run_config()?
         },
@@ -143,6 +142,6 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     }
     match config.errors().as_slice() {
         [] => Ok(config),
-        errors => Err(TrainError::of_rules(errors)),
+        errors => Err(TrainError::from_rules(errors)),
     }
 }

@@ -1,4 +1,4 @@
-//! What came of the checks, as a table and as JSON.
+//! The results of the checks, as a table and as JSON.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::TrainError;
 
-/// Something that is checked. In the order in which it is told.
+/// A check. In the order of the report.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Check {
@@ -60,7 +60,7 @@ struct Row {
 pub(super) struct Report(Vec<Row>);
 
 impl Report {
-    /// Does a check and takes down how it went. Gives what it made.
+    /// Runs a check and records the outcome. Returns its value.
     pub(super) fn check<T>(
         &mut self,
         check: Check,
@@ -101,7 +101,7 @@ impl Report {
         });
     }
 
-    /// What is found out later replaces what seemed so before.
+    /// Later findings replace earlier ones.
     fn put(&mut self, row: Row) {
         self.0.retain(|known| known.check != row.check);
         self.0.push(row);
@@ -113,7 +113,7 @@ impl Report {
         codes.map(ExitCode::from_code).next().unwrap_or(ExitCode::Done)
     }
 
-    /// A row for every check, also for those that were not reached.
+    /// A row for every check, including those that were not reached.
     fn rows(&self) -> Vec<Row> {
         let row = |check| {
             let done = self.0.iter().find(|row| row.check == check).cloned();

@@ -1,4 +1,4 @@
-//! What a local run shows: a live line on a terminal, plain lines elsewhere, and a summary.
+//! Output of a local run: a live line on a terminal, plain lines elsewhere, and a summary.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ impl Display {
         }
     }
 
-    /// Whether there is a live line, which others must not write into.
+    /// Whether there is a live line, which other output must not break.
     pub(super) fn is_live(&self) -> bool {
         self.bar.is_some()
     }
@@ -64,7 +64,7 @@ impl Display {
     /// Shows a line of an agent or a rank above the live line.
     pub(super) fn said(&self, line: &str) {
         let write = || {
-            // A standard error that is closed is no reason to stop training.
+            // A closed standard error does not stop training.
             let _ = writeln!(std::io::stderr(), "{line}");
         };
         match &self.bar {
@@ -83,7 +83,7 @@ impl Display {
     }
 }
 
-/// The last lines: how it ended, and what came of it.
+/// The last lines: the outcome and the results.
 fn summary(config: &RunConfig, end: &End, took: Duration) -> Vec<String> {
     let name = &config.job.name;
     let seconds = took.as_secs_f64();

@@ -1,17 +1,17 @@
-//! The live line of a run: as much of what is known as the terminal has room for.
+//! The live line of a run, as long as the terminal is wide.
 
 use contract::Progress;
 use contract::progress_line::significant;
 
-/// A bar shorter than this says nothing.
+/// Minimum length of a useful bar.
 const LEAST_BAR: usize = 8;
-/// A longer one says no more.
+/// Maximum length of the bar.
 const MOST_BAR: usize = 30;
 const GAP: &str = "  ";
 
-/// The line for a terminal of `width` columns. What a narrow one has no room for is left out, the least telling first.
+/// The line for a terminal of `width` columns. A narrow one omits parts, the least important first.
 pub(super) fn live_line(progress: &Progress, width: usize) -> String {
-    // In the order in which they are shown, each with the place at which it is left out.
+    // In display order, each with its place in the order of omission.
     let parts = [
         (None, Some(format!("{:>3}%", progress.percent()))),
         (
@@ -76,7 +76,7 @@ pub(super) fn live_line(progress: &Progress, width: usize) -> String {
     )
 }
 
-/// Minutes and seconds, with hours and days where there are some.
+/// Minutes and seconds, with hours and days if there are any.
 pub(in crate::commands) fn clock(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {

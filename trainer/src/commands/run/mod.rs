@@ -1,5 +1,5 @@
-//! `vit-trainer run`: a manifest on this machine, without Kubernetes. Each node of the gang is an agent process, as it
-//! would be a pod.
+//! `vit-trainer run`: runs a manifest on this machine, without Kubernetes. Each node of the gang is
+//! an agent process, as a pod would be.
 
 mod display;
 pub(super) mod line;
@@ -31,26 +31,27 @@ pub(crate) struct Arguments {
     /// File of weights to start from (safetensors with timm's or torchvision's names), in place of model.pretrained
     #[arg(long, value_name = "FILE")]
     pretrained: Option<PathBuf>,
-    /// Folder for checkpoints, in place of the manifest's volume; a folder of the job's name is made in it
+    /// Folder for checkpoints, in place of the manifest's volume; the job's folder is created in it
     #[arg(long, value_name = "DIR", default_value = "checkpoints")]
     checkpoints: PathBuf,
     /// Number of nodes, in place of workers.nodes; each is an agent process with workers.gpusPerNode ranks
     #[arg(long, value_name = "N")]
     nodes: Option<u32>,
-    /// Where tensors live, in place of workers.device
+    /// Device of the tensors, in place of workers.device
     #[arg(long, value_parser = config::device())]
     device: Option<Device>,
-    /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
+    /// Emulated speeds of all ranks, each a share of a core's, such as 1,0.5,0.1, to try different
+    /// devices; only on the CPU, one thread per rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
     #[command(flatten)]
     places: Nodes,
 }
 
-/// Runs the manifest to its end. Gives the exit code.
+/// Runs the manifest to its end. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let config = configure(arguments)?;
-    let speeds = Speeds::of_arguments(&arguments.speeds, None, &config)?;
+    let speeds = Speeds::from_arguments(&arguments.speeds, None, &config)?;
     let launch = arguments.places.launch(config.nodes)?;
     launch::block_on(run(&config, speeds, launch))?
 }
@@ -73,7 +74,7 @@ async fn run(config: &RunConfig, speeds: Option<Speeds>, launch: Launch) -> Resu
     Ok(end.code)
 }
 
-/// The run configuration of a manifest, with what the command line replaces.
+/// The run configuration of a manifest, changed by the command line.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     let mut config = read_config(
         &arguments.manifest,
@@ -86,7 +87,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
         && !config.data.from.as_ref().is_some_and(Origin::is_streamed)
     {
         return Err(TrainError::Config(format!(
-            "{}: spec.data.path is {}, where a volume is mounted in a pod, and this machine has no such folder: give --data DIR",
+            "{}: spec.data.path is {}, a volume's mount point in pods, and this machine has no such folder: pass --data DIR",
             arguments.manifest.display(),
             folder.display()
         )));
@@ -148,7 +149,7 @@ mod tests {
             .expect_err("refused")
             .to_string();
         assert!(
-            message.contains("spec.data.path is /no/such/folder") && message.ends_with("give --data DIR"),
+            message.contains("spec.data.path is /no/such/folder") && message.ends_with("pass --data DIR"),
             "{message}"
         );
     }
@@ -162,7 +163,7 @@ mod tests {
             .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
             .collect();
         assert!(files.len() > 1, "{files:?}");
-        // One that brings other objects along, or runs another trainer, is for a cluster alone.
+        // Manifests with other objects, or of another trainer, are for clusters only.
         let is_for_clusters = |file: &PathBuf| {
             let manifest = fs_err::read_to_string(file).expect("text");
             manifest.contains("\n---\n") || manifest.contains("\n  external:\n")
@@ -197,6 +198,6 @@ mod tests {
             "{message}"
         );
         let message = configured("spec: 3", None).expect_err("refused").to_string();
-        assert!(message.contains("is no ViTTrainingJob"), "{message}");
+        assert!(message.contains("is not a valid ViTTrainingJob"), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a study shows while it measures: a line for each run, and on a terminal a live one below them.
+//! Output of a study while it measures: a line per run, and on a terminal a live line below them.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Display {
         }
     }
 
-    /// A run was trained earlier.
+    /// Shows a run that was trained earlier.
     pub(super) fn kept(&mut self, label: &str, repetition: u32, result: &Result<Measurement, String>) {
         self.line(
             label,
@@ -47,23 +47,23 @@ impl Display {
         );
     }
 
-    /// A run comes further.
+    /// Shows the progress of a run.
     pub(super) fn progress(&self, label: &str, progress: &Progress) {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{label} {} %{}", progress.percent(), self.remaining()));
         }
     }
 
-    /// A run has ended.
+    /// Shows a run that has ended.
     pub(super) fn measured(&mut self, label: &str, repetition: u32, result: &Result<Measurement, String>) {
         self.trained += 1;
         self.line(label, repetition, &words(result));
     }
 
-    /// A run has failed and is tried again.
+    /// Shows a failed run that is retried.
     pub(super) fn again(&self, label: &str, repetition: u32, message: &str) {
         self.write(&format!(
-            "{label} #{}: failed, and is tried again: {message}",
+            "{label} #{}: failed, retrying: {message}",
             repetition + 1
         ));
     }
@@ -93,7 +93,7 @@ impl Display {
         }
     }
 
-    /// How long the rest may take, by the mean of what was carried out.
+    /// The remaining time, from the mean of the runs so far.
     fn remaining(&self) -> String {
         let rest = self.total - self.done;
         if self.trained == 0 || rest == 0 {
@@ -113,7 +113,7 @@ fn words(result: &Result<Measurement, String>) -> String {
         Err(message) => return format!("failed: {message}"),
     };
     let rate = format!("{:.0} images/s", measured.images_per_second);
-    // Another trainer may not tell what it waits for.
+    // Other trainers may not report what they wait for.
     if !measured.tells_parts() {
         return rate;
     }

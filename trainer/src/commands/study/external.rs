@@ -1,4 +1,4 @@
-//! Another trainer's command, as local processes that stand for nodes.
+//! Runs another trainer's command as local processes that stand for nodes.
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -20,20 +20,20 @@ use super::Failure;
 use crate::threads;
 use crate::visible_gpus;
 
-/// How long processes have to end, once one has failed or they are told to. torchrun gives its ranks 30 seconds of it.
+/// How long processes may take to end after a failure or a stop. torchrun's ranks have 30 s.
 const GRACE: Duration = Duration::from_secs(40);
-/// Lines of a node's output that an error tells.
-const TOLD_LINES: usize = 3;
+/// Lines of a node's output in an error.
+const QUOTED_LINES: usize = 3;
 
-/// Where another trainer finds what it is to do, and where its rank 0 writes its log.
+/// Files of another trainer: its configuration, and the log of its rank 0.
 pub(super) struct Files<'a> {
-    /// A folder for the configuration and for what nodes print.
+    /// A folder for the configuration and the nodes' output.
     pub(super) folder: &'a Path,
     pub(super) log: &'a Path,
 }
 
-/// Runs a command for every node of a run on this machine, to its end. An error says which node failed, and what it printed
-/// last.
+/// Runs a command for every node of a run on this machine, to its end. An error names the failed
+/// node and has its last output.
 pub(super) async fn run(
     command: &[String],
     config: &RunConfig,
@@ -100,7 +100,7 @@ pub(super) async fn run(
     })
 }
 
-/// Waits for all nodes. Gives the first that failed.
+/// Waits for all nodes. Returns the first that failed.
 async fn follow(
     nodes: &mut JoinSet<(usize, std::io::Result<ExitStatus>)>,
     groups: &[Pid],
@@ -112,7 +112,7 @@ async fn follow(
         tokio::select! {
             ended = nodes.join_next() => match ended {
                 None => return first,
-                Some(Err(error)) => tracing::error!("a node could not be followed: {error}"),
+                Some(Err(error)) => tracing::error!("failed to wait for a node: {error}"),
                 Some(Ok((_, Ok(status)))) if status.success() => {}
                 Some(Ok(failed)) => {
                     first.get_or_insert(failed);
@@ -155,7 +155,7 @@ async fn wait(node: usize, mut child: Child) -> (usize, std::io::Result<ExitStat
     (node, child.wait().await)
 }
 
-/// A group whose processes have all ended is none any more.
+/// A group whose processes have all ended no longer exists.
 fn signal(groups: &[Pid], signal: Signal) {
     for group in groups {
         let _ = killpg(*group, signal);
@@ -166,17 +166,17 @@ fn output(folder: &Path, node: usize) -> std::path::PathBuf {
     folder.join(format!("node-{node}.txt"))
 }
 
-/// What a node printed last.
+/// The last output of a node.
 fn last_words(output: &Path) -> String {
     let bytes = fs_err::read(output).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
-        // torchrun underlines what it tells.
+        // torchrun underlines its messages.
         .filter(|line| !line.trim_matches(['=', '-']).is_empty())
         .collect();
-    let last = &lines[lines.len().saturating_sub(TOLD_LINES)..];
+    let last = &lines[lines.len().saturating_sub(QUOTED_LINES)..];
     if last.is_empty() {
         String::new()
     } else {

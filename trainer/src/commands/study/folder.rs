@@ -1,16 +1,16 @@
-//! What a study leaves on disk.
+//! The files of a study.
 //!
 //! ```text
-//!   study.yaml                         the manifest that was measured last
-//!   runs/LABEL-KEY/N/log.jsonl         what repetition N of a run measured; KEY tells runs apart by what the manifest says of them
-//!   runs/LABEL-KEY/N/inputs.json       what it was made from, with the paths of data and weights
-//!   runs/LABEL-KEY/N/machine.json      where
-//!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of the log and the machine
-//!   runs/LABEL-KEY/N.partial           a repetition under way
-//!   calibration.json                   the measured speed of a core, which the speeds of emulated devices refer to
+//!   study.yaml                         the latest manifest
+//!   runs/LABEL-KEY/N/log.jsonl         the log of repetition N of a run; KEY depends on the run's fields in the manifest
+//!   runs/LABEL-KEY/N/inputs.json       its inputs, with the paths of data and weights
+//!   runs/LABEL-KEY/N/machine.json      its machine
+//!   runs/LABEL-KEY/N/failure.txt       why it failed, in place of the log and the machine
+//!   runs/LABEL-KEY/N.partial           a running repetition
+//!   calibration.json                   the measured speed of a core, to which the speeds of emulated devices refer
 //!   report.{html,md,csv,json}
 //! ```
-//! A repetition is whole or not there: it is trained in a folder that is renamed at its end.
+//! A repetition is complete or absent: it is trained in a folder that is renamed at its end.
 
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
@@ -39,14 +39,14 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Held while runs are carried out, so that two studies never share a folder.
+    /// Held while runs are carried out: two studies must not share a folder.
     _lock: Option<fs::File>,
 }
 
 impl Folder {
-    /// Makes the folder, or takes an earlier one that nobody else writes to.
+    /// Creates the folder, or opens an existing one that no other study writes to.
     pub(super) fn make(path: &Path, manifest: &ViTScalingStudy, source: &Path) -> Result<Self, TrainError> {
-        let made = TrainError::system("failed to make the study's folder");
+        let made = TrainError::system("failed to create the study's folder");
         fs::create_dir_all(path).map_err(&made)?;
         let lock = fs::File::create(path.join(LOCK)).map_err(&made)?;
         match lock.try_lock() {
@@ -60,14 +60,14 @@ impl Folder {
             }
             Err(TryLockError::Error(error)) => return Err(made(error)),
         }
-        // What is wrong with it is told now, rather than by each run.
+        // Errors are reported now, rather than by each run.
         CalibrationFile::open(&path.join(CALIBRATION))?;
         let folder = Self {
             path: path.into(),
             _lock: Some(lock),
         };
         let kept = folder.path.join(MANIFEST);
-        // A study may lie in its own folder: what somebody has written stays as it is.
+        // A study may be in its own folder: what somebody has written is not replaced.
         if !is_same_file(source, &kept) {
             let text = serde_saphyr::to_string(manifest).map_err(std::io::Error::other);
             folder.write(MANIFEST, &text.map_err(failed())?)?;
@@ -86,7 +86,7 @@ impl Folder {
         &self.path
     }
 
-    /// Writes a file, whole or not at all.
+    /// Writes a file atomically.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<(), TrainError> {
         let new = self.path.join(format!(".{name}.new"));
         fs::write(&new, text)
@@ -94,10 +94,10 @@ impl Folder {
             .map_err(failed())
     }
 
-    /// Where a repetition of a run of this origin is kept. Repetitions are counted from 1 on disk.
+    /// The folder of a repetition of a run with this origin. On disk, repetitions count from 1.
     pub(super) fn place(&self, run: &Run, repetition: u32, origin: Origin<'_>) -> Result<Place, TrainError> {
         let runs = self.path.join("runs");
-        // What the run was called in an earlier manifest does not matter.
+        // The run may have had another label in an earlier manifest.
         let suffix = format!("-{}", run.key);
         let known = match fs::read_dir(&runs) {
             Ok(entries) => entries
@@ -117,7 +117,7 @@ impl Folder {
             nodes,
         } = origin
         {
-            // A path that cannot be found is told when it is read.
+            // A missing path is reported when it is read.
             let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
             if !nodes.are_here() {
                 inputs["nodes"] = json!(nodes);
@@ -135,29 +135,29 @@ impl Folder {
     }
 }
 
-/// What the command line says of runs.
+/// The inputs of runs on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin<'a> {
-    /// Whatever it was: for the report on what is there.
+    /// Any inputs: for the report on existing results.
     Any,
-    /// What it names.
+    /// The given inputs.
     Of {
         /// Folder of the data.
         data: Option<&'a Path>,
         /// File of the weights to start from.
         pretrained: Option<&'a Path>,
-        /// Nodes that carry them out.
+        /// Nodes that run them.
         nodes: &'a launch::Nodes,
     },
 }
 
-/// Where a repetition of a run is kept.
+/// The folder of a repetition.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    /// All runs of a study share it.
+    /// Shared by all runs of a study.
     calibration: PathBuf,
-    /// What it is made from.
+    /// Its inputs.
     inputs: Value,
 }
 
@@ -166,17 +166,17 @@ impl Place {
         &self.calibration
     }
 
-    /// Whether it was trained, whole and from the same inputs, and no second time would tell more.
+    /// Whether it was completely trained from the same inputs, so that a rerun adds nothing.
     pub(super) fn is_trained(&self, warmup: u64) -> bool {
         self.log().is_ok_and(|text| match read_log(&text, warmup) {
             Ok(_) => true,
-            // The log's lines end with the warm-up of their time.
+            // The log's lines end with the warm-up at the time of writing.
             Err(LogError::OnlyWarmup { total, .. }) => total <= warmup,
             Err(_) => false,
         })
     }
 
-    /// What was measured, or why it was not.
+    /// The measurement, or why there is none.
     pub(super) fn result(&self, warmup: u64) -> Result<Measurement, String> {
         let mut measurement = read_log(&self.log()?, warmup).map_err(|error| error.to_string())?;
         measurement.machine = self.machine();
@@ -206,17 +206,17 @@ impl Place {
         fs::read_to_string(self.path.join(LOG_NAME)).map_err(|error| error.to_string())
     }
 
-    /// Where it was measured.
+    /// The machine it was measured on.
     fn machine(&self) -> Option<Machine> {
         serde_json::from_slice(&fs::read(self.path.join(MACHINE)).ok()?).ok()
     }
 
-    /// Where it is trained.
+    /// The folder to train in.
     pub(super) fn partial(&self) -> PathBuf {
         self.path.with_extension("partial")
     }
 
-    /// Makes an empty folder to train in.
+    /// Creates an empty folder to train in.
     pub(super) fn begin(&self) -> Result<(), TrainError> {
         self.discard()?;
         let partial = self.partial();
@@ -226,12 +226,12 @@ impl Place {
             .map_err(failed())
     }
 
-    /// Keeps the log of the run that has just ended, which must be whole, and nothing else of it.
+    /// Keeps only the log of the run that has just ended, which must be complete.
     pub(super) fn trained(&self, run: &Run, config: &RunConfig) -> Result<(), String> {
         let log = config.checkpoint.path.join(LOG_NAME);
         let kept = self.partial().join(LOG_NAME);
         if !log.exists() {
-            return Err("it has written no log: rank 0 of another trainer writes it to $VIT_LOG".into());
+            return Err("it has written no log: rank 0 of another trainer must write it to $VIT_LOG".into());
         }
         let moved = fs::rename(&log, &kept).and_then(|()| fs::remove_dir_all(&config.checkpoint.path));
         moved.map_err(|error| error.to_string())?;
@@ -243,7 +243,7 @@ impl Place {
         }
     }
 
-    /// Keeps what was measured.
+    /// Keeps the measurement.
     pub(super) fn keep(&self, machine: &Machine) -> Result<(), TrainError> {
         let json = serde_json::to_vec_pretty(machine).map_err(std::io::Error::other);
         json.and_then(|json| fs::write(self.partial().join(MACHINE), json))
@@ -251,14 +251,14 @@ impl Place {
         self.publish()
     }
 
-    /// Keeps why nothing was.
+    /// Keeps the reason why there is none.
     pub(super) fn fail(&self, message: &str) -> Result<(), TrainError> {
         self.begin()?;
         fs::write(self.partial().join(FAILURE), message).map_err(failed())?;
         self.publish()
     }
 
-    /// Removes what is under way.
+    /// Removes an unfinished repetition.
     pub(super) fn discard(&self) -> Result<(), TrainError> {
         remove(&self.partial())
     }
@@ -285,7 +285,7 @@ fn remove(path: &Path) -> Result<(), TrainError> {
 }
 
 fn failed() -> impl Fn(std::io::Error) -> TrainError {
-    TrainError::system("failed to keep what the study measures")
+    TrainError::system("failed to save the study's measurements")
 }
 
 #[cfg(test)]

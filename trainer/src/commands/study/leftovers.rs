@@ -8,25 +8,25 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use tokio::time::Instant;
 
-/// How long killed processes have to end.
+/// How long killed processes may take to end.
 const GRACE: Duration = Duration::from_secs(40);
 
-/// What a run may leave: children of this process that were not there before it.
+/// Processes that a run may leave: children of this process that did not exist before it.
 #[derive(Debug)]
 pub(super) struct Leftovers {
-    /// Whoever started this process may have left it children of its own.
+    /// Children that this process had before, such as those of its launcher.
     others: Vec<Pid>,
 }
 
 impl Leftovers {
-    /// Of what is started from now on. What that leaves behind becomes a child of this process, whatever group it is in: ranks
-    /// of torchrun and of an agent have their own.
-    pub(super) fn of_what_follows() -> Result<Self, String> {
+    /// For processes started from now on. Their orphans become children of this process, whatever
+    /// group they are in: ranks of torchrun and of agents have their own.
+    pub(super) fn track() -> Result<Self, String> {
         prctl::set_child_subreaper(true).map_err(|error| format!("failed to become a subreaper: {error}"))?;
         Ok(Self { others: children() })
     }
 
-    /// Kills them, and their own children, which become this process's when they are killed.
+    /// Kills them and their children, which become this process's when they are killed.
     pub(super) async fn kill(self) {
         let give_up_at = Instant::now() + GRACE;
         loop {
@@ -38,7 +38,7 @@ impl Leftovers {
                 return;
             }
             if Instant::now() > give_up_at {
-                tracing::warn!("processes of the run cannot be killed, and go on: {left:?}");
+                tracing::warn!("processes of the run cannot be killed and still run: {left:?}");
                 return;
             }
             for child in left {
@@ -50,14 +50,14 @@ impl Leftovers {
     }
 }
 
-/// Processes whose parent is this one, by the fourth field of `/proc/PID/stat`, the second after the name in parentheses.
+/// This process's children, by the fourth field of `/proc/PID/stat`, the second after the name.
 fn children() -> Vec<Pid> {
     let own = std::process::id().to_string();
     let entries = fs_err::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers
         .filter(|pid: &i32| {
-            // A name may be cut off within a character.
+            // A name may be truncated within a character.
             let stat = fs_err::read(format!("/proc/{pid}/stat")).unwrap_or_default();
             let stat = String::from_utf8_lossy(&stat);
             let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);

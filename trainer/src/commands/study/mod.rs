@@ -1,4 +1,4 @@
-//! `vit-trainer study`: the points of a ViTScalingStudy on this machine, one after the other, and the report on them.
+//! `vit-trainer study`: measures a ViTScalingStudy's points on this machine and writes the report.
 
 mod display;
 mod external;
@@ -26,7 +26,7 @@ use display::Display;
 use folder::{Folder, Origin, Place};
 use leftovers::Leftovers;
 
-/// How long ranks that are told to stop may take: nothing of them is kept.
+/// How long ranks may take to stop: nothing of them is kept.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// The command line of `study`.
@@ -34,7 +34,7 @@ const GRACE_AFTER_STOP: Duration = Duration::from_secs(10);
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "Run it again to continue: what was measured stays. Exit code 1 if some runs failed.\n\nExample: vit-trainer study -f examples/studies/digits.yaml --data target/digits --output target/study"
+    after_help = "Run it again to continue: finished runs are kept. Exit code 1 if some runs failed.\n\nExample: vit-trainer study -f examples/studies/digits.yaml --data target/digits --output target/study"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -48,20 +48,20 @@ pub(crate) struct Arguments {
     /// File of weights to start from (safetensors with timm's or torchvision's names), in place of model.pretrained
     #[arg(long, value_name = "FILE")]
     pretrained: Option<PathBuf>,
-    /// Folder for what is measured, and for the report
+    /// Folder for the measurements and the report
     #[arg(long, value_name = "DIR", default_value = "study")]
     output: PathBuf,
     #[command(flatten)]
     nodes_at: launch::Nodes,
-    /// Print the points and the runs that they need, and measure nothing
+    /// Print the points and their runs, and measure nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Commands about what was measured.
+/// Commands about measurements.
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Write the report on what a folder has so far: report.html, report.md, report.csv, report.json
+    /// Write the report on a folder's runs: report.html, report.md, report.csv, report.json
     #[command(after_help = "Example: vit-trainer study report target/study")]
     Report {
         /// Folder of a study
@@ -70,7 +70,7 @@ enum Command {
     },
 }
 
-/// Measures what is missing, and writes the report. Gives the exit code.
+/// Measures what is missing and writes the report. Returns the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     if let Some(Command::Report { folder }) = &arguments.command {
         let study = Study::read(&folder.join(folder::MANIFEST))?;
@@ -90,14 +90,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     study.report(&folder, arguments.origin())?;
     Ok(match ended {
         Ended { stopped: true, .. } => {
-            tracing::info!("told to stop: run the study again to go on");
+            tracing::info!("stopped: run the study again to continue");
             ExitCode::Stopped
         }
         Ended { failed: 0, .. } => ExitCode::Done,
         Ended { failed, .. } => {
-            tracing::error!(
-                "{failed} runs failed: the report names them, and running the study again tries them once more"
-            );
+            tracing::error!("{failed} runs failed: the report names them; run the study again to retry them");
             ExitCode::Other(1)
         }
     })
@@ -108,11 +106,11 @@ struct Study {
     plan: Plan,
 }
 
-/// Why a run is not whole.
+/// Why a run is incomplete.
 #[derive(Debug)]
 struct Failure {
     message: String,
-    /// Whether another try may go better.
+    /// Whether a retry may succeed.
     may_pass: bool,
 }
 
@@ -125,7 +123,7 @@ impl From<String> for Failure {
     }
 }
 
-/// How measuring ended.
+/// The outcome of measuring.
 #[derive(Debug, Default)]
 struct Ended {
     failed: usize,
@@ -140,13 +138,13 @@ impl Study {
         Ok(Self { manifest, plan })
     }
 
-    /// Refuses nodes elsewhere where some run could not be carried out there.
+    /// Refuses remote nodes if some run cannot use them.
     fn check_nodes(&self, nodes: &launch::Nodes, manifest: &Path) -> Result<(), TrainError> {
         let runs = || self.plan.runs.iter();
         nodes.launch(runs().map(|run| run.config.nodes).max().unwrap_or(0))?;
         if !nodes.are_here() && runs().any(|run| run.spec.external.is_some()) {
             return Err(TrainError::Config(format!(
-                "{}: --addresses and --launcher are for vit-trainer alone, and a variant has spec.external: leave them out, or \
+                "{}: --addresses and --launcher are for vit-trainer only, but a variant has spec.external: omit them, or \
                  use a cluster",
                 manifest.display()
             )));
@@ -162,7 +160,7 @@ impl Study {
         self.manifest.metadata.name.as_deref().unwrap_or("study")
     }
 
-    /// Prints what would be measured.
+    /// Prints the planned runs.
     fn tell(&self) {
         for run in &self.plan.runs {
             let points = self
@@ -194,8 +192,8 @@ impl Study {
         )
     }
 
-    /// Carries out what has not been measured yet. Repetitions of a run lie as far apart as they can, so that what changes
-    /// on the machine meanwhile does not meet one point alone.
+    /// Carries out the missing measurements. Repetitions of a run are far apart, so that changes on
+    /// the machine do not affect one point only.
     async fn measure(&self, folder: &Folder, arguments: &Arguments) -> Result<Ended, TrainError> {
         let stop = stop_on_signal()?;
         let machine = this_machine();
@@ -214,7 +212,7 @@ impl Study {
                 let trained = self
                     .try_to_train((run, repetition), arguments, &place, &stop, &mut display)
                     .await?;
-                // What was told to stop has measured nothing, whatever it says.
+                // A stopped run has measured nothing, whatever its result.
                 if stop.is_cancelled() {
                     place.discard()?;
                     ended.stopped = true;
@@ -234,7 +232,7 @@ impl Study {
         Ok(ended)
     }
 
-    /// Carries out a run, again where its failure may pass. The inner error says why it is not whole.
+    /// Carries out a run, with retries. The inner error says why it is incomplete.
     async fn try_to_train(
         &self,
         (run, repetition): (&Run, u32),
@@ -264,7 +262,7 @@ impl Study {
         }
     }
 
-    /// Carries out a run once. The error says why it is not whole.
+    /// Carries out a run once. The error says why it is incomplete.
     async fn train(
         &self,
         config: &RunConfig,
@@ -274,9 +272,9 @@ impl Study {
         stop: &CancellationToken,
         display: &Display,
     ) -> Result<(), Failure> {
-        // A run that is told to stop and one that takes too long end in the same way.
+        // Stopped runs and runs that exceed the timeout end in the same way.
         let end = stop.child_token();
-        let leftovers = Leftovers::of_what_follows()?;
+        let leftovers = Leftovers::track()?;
         let under_way = async {
             match &run.spec.external {
                 Some(external) => train_externally(&external.command, config, place, end.clone()).await,
@@ -297,7 +295,7 @@ impl Study {
         ended.and_then(|()| Ok(place.trained(run, config)?))
     }
 
-    /// Writes the report on what the folder has so far of this origin.
+    /// Writes the report on the folder's results of this origin.
     fn report(&self, folder: &Folder, origin: Origin<'_>) -> Result<(), TrainError> {
         let of_run = |run: &Run| {
             (0..self.plan.repetitions)
@@ -322,7 +320,7 @@ impl Study {
 }
 
 impl Arguments {
-    /// Refuses what cannot be read before any run fails by it, in the place of what was measured with something else.
+    /// Refuses unreadable paths before a failing run replaces an earlier measurement.
     fn check_paths(&self) -> Result<(), TrainError> {
         let refused = |option: &str, path: &Path, error: std::io::Error| {
             TrainError::Config(format!("{option} {} cannot be read: {error}", path.display()))
@@ -344,7 +342,7 @@ impl Arguments {
         }
     }
 
-    /// What a repetition trains, with its checkpoints in `folder`.
+    /// The configuration of a repetition, with its checkpoints in `folder`.
     fn config(
         &self,
         (run, repetition): (&Run, u32),
@@ -363,7 +361,7 @@ impl Arguments {
     }
 }
 
-/// A run of this program's ranks.
+/// Runs this program's ranks.
 async fn train_here(
     config: &RunConfig,
     (run, place): (&Run, &Place),
@@ -371,7 +369,7 @@ async fn train_here(
     stop: CancellationToken,
     display: &Display,
 ) -> Result<(), Failure> {
-    let speeds = Speeds::of_arguments(&run.speeds, Some(place.calibration()), config)
+    let speeds = Speeds::from_arguments(&run.speeds, Some(place.calibration()), config)
         .map_err(|error| error.to_string())?;
     let launch = Launch {
         keep_errors: true,
@@ -400,7 +398,7 @@ async fn train_here(
     }
 }
 
-/// A run of another trainer.
+/// Runs another trainer.
 async fn train_externally(
     command: &[String],
     config: &RunConfig,

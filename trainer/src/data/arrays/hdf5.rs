@@ -1,4 +1,4 @@
-//! HDF5 files, read by a library of its own in Rust.
+//! HDF5 files, read by a pure Rust library.
 
 use std::path::Path;
 
@@ -9,27 +9,27 @@ use tch::{Kind, Tensor};
 
 use super::{Array, DataError, refused};
 
-/// Most bytes of a row or of a chunk.
+/// Maximum bytes of a row or of a chunk.
 const LARGEST_BYTES: usize = 1 << 30;
-/// Most bytes that one byte of a file becomes: deflate's bound.
+/// Maximum bytes to which one byte of a file decompresses: deflate's bound.
 const MOST_COMPRESSION: u64 = 1032;
-/// Bit of the consistency flags of a file that is being written (since version 3 of the superblock).
+/// Bit in the consistency flags of a file being written (superblock version 3 and later).
 const WRITING: u32 = 1;
 
-/// A file of several datasets.
+/// A file with several datasets.
 pub(super) struct Hdf5(Hdf5File);
 
 impl Hdf5 {
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        // Its error does not say which file.
+        // The library's error does not name the file.
         fs_err::File::open(path).map_err(DataError::Read)?;
         let options = OpenOptions::default()
             .with_max_chunk_bytes(LARGEST_BYTES)
             .with_max_read_bytes(LARGEST_BYTES);
         let file = Hdf5File::open_with_options(path, options)
-            .map_err(|error| refused(path, format!("it is no HDF5 file: {error}")))?;
+            .map_err(|error| refused(path, format!("it is not a valid HDF5 file: {error}")))?;
         let superblock = file.superblock();
-        // The storage begins after a user block, where there is one; the end is counted from the file's own beginning.
+        // The storage starts after a user block, if any; the end counts from the start of the file.
         let found = superblock.base_address.saturating_add(file.storage().len());
         let expected = superblock.eof_address;
         if found < expected {
@@ -39,7 +39,7 @@ impl Hdf5 {
         if superblock.version >= 3 && superblock.consistency_flags & WRITING != 0 {
             return Err(refused(
                 path,
-                "its writer has not closed it: wait until it has, or repair the file with h5clear -s",
+                "its writer has not closed it: wait, or repair the file with h5clear -s",
             ));
         }
         Ok(Self(file))
@@ -51,7 +51,7 @@ impl Hdf5 {
             let groups = groups.into_iter().map(|group| format!("group {group}"));
             let found: Vec<String> = names.into_iter().chain(groups).collect();
             return Err(format!(
-                "it has no dataset {name} (a link to another file is none), but {}",
+                "it has no dataset {name} (a link to another file does not count), but {}",
                 listed(&found)
             ));
         }
@@ -66,13 +66,13 @@ impl Hdf5 {
         }
     }
 
-    /// Of groups, and of datasets.
+    /// Names of groups and of datasets.
     fn names(&self) -> Result<(Vec<String>, Vec<String>), String> {
         let names = self.0.root_group().and_then(|root| root.member_names());
         names.map_err(|error| {
             let text = error.to_string();
             if text.contains("unsupported layout class 3") {
-                format!("a virtual dataset is not read, copy its values into this file ({text})")
+                format!("virtual datasets are not supported: copy the values into this file ({text})")
             } else {
                 text
             }
@@ -96,7 +96,7 @@ fn listed(names: &[String]) -> String {
 
 type ReadRows = fn(&Dataset, u64, u64) -> Result<Tensor, String>;
 
-/// The dataset of a file of so many bytes.
+/// The dataset of a file of this many bytes.
 fn array(dataset: Dataset, file_bytes: u64) -> Result<Array<'static>, String> {
     let (kind, read) = numbers(dataset.dtype())?;
     let sizes = dataset.shape().to_vec();
@@ -107,13 +107,13 @@ fn array(dataset: Dataset, file_bytes: u64) -> Result<Array<'static>, String> {
             .try_fold(value_bytes, |bytes, size| bytes.checked_mul(*size))
     };
     let most = file_bytes.saturating_mul(MOST_COMPRESSION);
-    // An extent is only a number in the file; chunks that were never written take nothing there.
+    // The extent is only a number in the file; chunks that were never written use no space.
     if bytes(&sizes).is_none_or(|bytes| bytes > most) {
         return Err(format!(
-            "its shape {sizes:?} takes more bytes than a file of {file_bytes} bytes can hold"
+            "its shape {sizes:?} needs more bytes than a file of {file_bytes} bytes can hold"
         ));
     }
-    let (rows, row) = sizes.split_first().ok_or("it is a single value, no array")?;
+    let (rows, row) = sizes.split_first().ok_or("it is a single value, not an array")?;
     let (rows, row_bytes) = (*rows, bytes(row).unwrap_or(u64::MAX));
     let chunk_rows = dataset
         .chunks()
@@ -137,7 +137,7 @@ fn array(dataset: Dataset, file_bytes: u64) -> Result<Array<'static>, String> {
     })
 }
 
-/// How many of these rows make a part. A chunk is in two parts, and decompressed for each, only where it is too large for one.
+/// How many of these rows make a part. A chunk is only split if it is too large for a part.
 fn rows_of_part(rest: u64, row_bytes: u64, chunk_rows: u64) -> u64 {
     let count = Array::rows_of_part(rest as usize, row_bytes as usize) as u64;
     if count == rest {
@@ -148,7 +148,7 @@ fn rows_of_part(rest: u64, row_bytes: u64, chunk_rows: u64) -> u64 {
     if is_small { whole } else { count }
 }
 
-/// The kind of a dataset's numbers, and what reads them.
+/// The kind of a dataset's numbers, and the function that reads them.
 fn numbers(found: &Datatype) -> Result<(Kind, ReadRows), String> {
     Ok(match found {
         Datatype::FixedPoint {
@@ -213,9 +213,7 @@ fn rows<T: H5Type + Element>(dataset: &Dataset, first: u64, end: u64) -> Result<
     };
     let values = dataset.read_slice::<T>(&selection).map_err(|error| match error {
         Error::UnsupportedFilter(_) => {
-            format!(
-                "it is compressed in a way that is not read ({error}): write it with compression=\"gzip\""
-            )
+            format!("its compression is not supported ({error}): write it with compression=\"gzip\"")
         }
         other => other.to_string(),
     })?;
@@ -238,7 +236,7 @@ mod tests {
         fs_err::read(folder.join(name)).expect("reads")
     }
 
-    /// Images and labels of a data set of these files.
+    /// Images and labels of a data set with these files.
     fn loaded(channels: u32, files: &[(&str, Vec<u8>)]) -> Result<(Tensor, Vec<i32>), String> {
         let folder = folder(files);
         let expected = Expected {
@@ -260,7 +258,7 @@ mod tests {
         }
     }
 
-    /// As `tests/peers/hdf5_files.py` fills arrays.
+    /// The values with which `tests/peers/hdf5_files.py` fills arrays.
     fn places(shape: &[i64]) -> Tensor {
         let count = shape.iter().product::<i64>();
         Tensor::arange(count, (Kind::Int64, tch::Device::Cpu)).reshape(shape)
@@ -332,7 +330,7 @@ mod tests {
         let train = |name: &str| loaded(3, &[("train.h5", written(name))]).expect_err("refused");
         assert_eq!(
             train("open.h5"),
-            "DIR/train.h5: its writer has not closed it: wait until it has, or repair the file with h5clear -s"
+            "DIR/train.h5: its writer has not closed it: wait, or repair the file with h5clear -s"
         );
         assert_eq!(
             train("complex.h5"),
@@ -340,24 +338,24 @@ mod tests {
         );
         assert_eq!(
             train("huge.h5"),
-            "DIR/train.h5: images: its shape [1099511627776, 3, 64, 64] takes more bytes than a file of 2080 bytes can hold"
+            "DIR/train.h5: images: its shape [1099511627776, 3, 64, 64] needs more bytes than a file of 2080 bytes can hold"
         );
         assert_eq!(
             train("patches_x.h5"),
-            "DIR/train.h5: it has no dataset images (a link to another file is none), but x"
+            "DIR/train.h5: it has no dataset images (a link to another file does not count), but x"
         );
         for (name, told) in [
             (
                 "group.h5",
-                "it has no dataset images (a link to another file is none), but group train",
+                "it has no dataset images (a link to another file does not count), but group train",
             ),
             (
                 "link.h5",
-                "it has no dataset images (a link to another file is none), but labels",
+                "it has no dataset images (a link to another file does not count), but labels",
             ),
             (
                 "virtual.h5",
-                "a virtual dataset is not read, copy its values into this file (child 'images' at 0x320: unsupported layout class 3)",
+                "virtual datasets are not supported: copy the values into this file (child 'images' at 0x320: unsupported layout class 3)",
             ),
             (
                 "bool.h5",
@@ -373,7 +371,7 @@ mod tests {
         }
         assert_eq!(
             train("lzf.h5"),
-            "DIR/train.h5: it is compressed in a way that is not read (unsupported filter: filter id 32000): write it with compression=\"gzip\""
+            "DIR/train.h5: its compression is not supported (unsupported filter: filter id 32000): write it with compression=\"gzip\""
         );
         let both = [
             ("train_images.h5", written("slices.h5")),
@@ -397,12 +395,12 @@ mod tests {
             for length in (0..bytes.len()).step_by(97) {
                 let error = loaded(1, &[("train.h5", bytes[..length].to_vec())]).expect_err("refused");
                 assert!(
-                    error.contains("it is no HDF5 file") || error.contains("it is truncated"),
+                    error.contains("it is not a valid HDF5 file") || error.contains("it is truncated"),
                     "{name} of {length} bytes: {error}"
                 );
             }
         }
-        // Deflate and Fletcher's checksum tell that a chunk is another.
+        // Deflate and Fletcher's checksum detect a changed chunk.
         let mut bytes = written("patches_x.h5");
         let middle = bytes.len() - 300;
         bytes[middle] ^= 0xff;

@@ -1,5 +1,5 @@
-//! Images in arrays: `train.npz` or `train.h5` with `images` and `labels`, or each array in a file of its own, such as
-//! `train_images.npy`. Images are uint8 or float32, with the channels first or last.
+//! Images in arrays: `train.npz` or `train.h5` with `images` and `labels`, or each array in its own
+//! file, such as `train_images.npy`. Images are uint8 or float32, with the channels first or last.
 
 mod hdf5;
 mod numpy;
@@ -15,26 +15,26 @@ use super::{Classes, DataError, Expected};
 use hdf5::Hdf5;
 use numpy::Npz;
 
-/// Most bytes of a part, but for a row that is longer.
+/// Maximum bytes of a part, unless a row is longer.
 const PART_BYTES: usize = 8 << 20;
 
-/// An array of which the header was read.
+/// An array whose header was read.
 struct Array<'a> {
     kind: Kind,
     shape: Vec<i64>,
-    /// The rows (what the first dimension counts) in order, several in a tensor: whoever puts the parts together holds
-    /// the values once.
+    /// The rows (along the first dimension) in order, several per tensor, so that whoever joins the
+    /// parts holds the values once.
     parts: Box<dyn Iterator<Item = Result<Tensor, String>> + 'a>,
 }
 
 impl Array<'_> {
-    /// How many rows of this shape make a part, if it has no more than so many.
+    /// How many rows of this size make a part, of `rows` at most.
     fn rows_of_part(rows: usize, row_bytes: usize) -> usize {
         rows.min((PART_BYTES / row_bytes.max(1)).max(1))
     }
 }
 
-/// What kind of files hold the arrays.
+/// The kind of files that hold the arrays.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Files {
     Numpy,
@@ -42,7 +42,7 @@ pub(super) enum Files {
 }
 
 impl Files {
-    /// Ending of a file with both arrays, and of one with a single array.
+    /// Extensions of a file with both arrays, and of one with a single array.
     fn endings(self) -> [&'static str; 2] {
         match self {
             Self::Numpy => ["npz", "npy"],
@@ -77,7 +77,7 @@ impl Files {
     }
 }
 
-/// A file of several arrays.
+/// A file with several arrays.
 enum Opened {
     Npz(Npz),
     Hdf5(Hdf5),
@@ -110,7 +110,7 @@ pub(super) fn load(
         return Err(refused(
             folder,
             format!(
-                "images to train on are {}, and those to evaluate {}: store both alike, as the first are scaled to 0..1 and the others taken as they are",
+                "training images are {}, but images to evaluate are {}: store both in one type, because only uint8 is scaled to 0..1",
                 train.pixel_type().name(),
                 validation.pixel_type().name()
             ),
@@ -155,7 +155,7 @@ fn refused(path: &Path, message: impl Display) -> DataError {
     }
 }
 
-/// As [images, channels, height, width].
+/// The images as [images, channels, height, width].
 fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataError> {
     let kind = array.kind;
     if !matches!(kind, Kind::Uint8 | Kind::Float) {
@@ -184,12 +184,12 @@ fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataEr
     if shape.contains(&0) {
         return Err(refused(
             path,
-            format!("images have shape {stored:?}: there are none"),
+            format!("images have shape {stored:?}, which is empty"),
         ));
     }
     together(path, array, &shape, |part| {
         if kind == Kind::Float && part.isfinite().all().int64_value(&[]) == 0 {
-            return Err(refused(path, "images hold numbers that are not finite"));
+            return Err(refused(path, "images have values that are not finite"));
         }
         Ok(if channels_last {
             part.permute([0, 3, 1, 2])
@@ -199,7 +199,7 @@ fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataEr
     })
 }
 
-/// One class an image, or a column for each class, in which 1 is for the images that show it.
+/// One class per image, or a column per class with 1 for the images that show it.
 fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Result<Labels, DataError> {
     let count = i64::from(classes.count);
     let is_for_classes = |columns: i64| columns > 1 && (columns == count || classes == Classes::ANY);
@@ -208,7 +208,7 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Resul
             return Err(refused(
                 path,
                 format!(
-                    "labels have shape {:?}, a column for each class, but training.loss crossEntropy takes one class an image: binaryCrossEntropy takes any number",
+                    "labels have shape {:?}, a column for each class, but training.loss crossEntropy allows one class per image: use binaryCrossEntropy for several",
                     array.shape
                 ),
             ));
@@ -230,7 +230,7 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Resul
             format!("labels are {:?}, but must be whole numbers", array.kind),
         ));
     }
-    // PatchCamelyon's have three dimensions more, all of one.
+    // PatchCamelyon's have three more dimensions, all of size one.
     if array.shape.first() != Some(&images) || array.shape[1..].iter().any(|size| *size != 1) {
         return Err(refused(
             path,
@@ -258,7 +258,7 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Resul
         }
     }
     let numbers = Vec::try_from(labels.to_kind(Kind::Int)).expect("whole numbers in one row");
-    Ok(Labels::of_classes(numbers))
+    Ok(Labels::from_classes(numbers))
 }
 
 fn columns_of_classes(path: &Path, array: Array<'_>) -> Result<Labels, DataError> {
@@ -275,16 +275,16 @@ fn columns_of_classes(path: &Path, array: Array<'_>) -> Result<Labels, DataError
             return Err(refused(
                 path,
                 format!(
-                    "labels have a column for each class, and {number} in one: they must be 1 for images that show the class, and else 0"
+                    "labels have a column for each class, but {number} in one: they must be 1 for images that show the class, else 0"
                 ),
             ));
         }
-        labels.append(Labels::of_lists(numbers.chunks(columns).map(shown)));
+        labels.append(Labels::from_lists(numbers.chunks(columns).map(shown)));
     }
     Ok(labels)
 }
 
-/// The whole array, of a shape into which `arrange` brings its rows.
+/// The whole array in `shape`; `arrange` brings its rows into that shape.
 fn together(
     path: &Path,
     array: Array<'_>,
@@ -387,7 +387,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("images to train on are uint8, and those to evaluate float32"),
+                .contains("training images are uint8, but images to evaluate are float32"),
             "{error}"
         );
     }
@@ -435,7 +435,7 @@ mod tests {
         );
         assert_eq!(
             message(3, array(Kind::Float, &[4, 3, 8, 8]) / 0.0, labels()),
-            "DIR/train_images.npy: images hold numbers that are not finite"
+            "DIR/train_images.npy: images have values that are not finite"
         );
         let folder = tempfile::tempdir().expect("a folder");
         let missing = load(folder.path(), Files::Numpy, expected(3))
@@ -472,7 +472,7 @@ mod tests {
                     .replace(folder.path().to_str().expect("a name"), "DIR")
             })
         };
-        let shown = Labels::of_lists([vec![0, 3], vec![], vec![1]]);
+        let shown = Labels::from_lists([vec![0, 3], vec![], vec![1]]);
         assert_eq!(message(&rows, several(true)), Ok(shown.clone()));
         let any = Expected {
             classes: Classes::ANY,
@@ -481,11 +481,11 @@ mod tests {
         assert_eq!(message(&rows, any), Ok(shown));
         assert_eq!(
             message(&rows, several(false)),
-            Err("DIR/train_labels.npy: labels have shape [3, 4], a column for each class, but training.loss crossEntropy takes one class an image: binaryCrossEntropy takes any number".into())
+            Err("DIR/train_labels.npy: labels have shape [3, 4], a column for each class, but training.loss crossEntropy allows one class per image: use binaryCrossEntropy for several".into())
         );
         assert_eq!(
             message(&[[1, 0, 0, 2], [0; 4], [0; 4]], several(true)),
-            Err("DIR/train_labels.npy: labels have a column for each class, and 2 in one: they must be 1 for images that show the class, and else 0".into())
+            Err("DIR/train_labels.npy: labels have a column for each class, but 2 in one: they must be 1 for images that show the class, else 0".into())
         );
         let five = Expected {
             classes: Classes {

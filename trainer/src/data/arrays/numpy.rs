@@ -11,10 +11,10 @@ use zip::result::ZipError;
 
 use super::{Array, DataError, refused};
 
-/// `NumPy`'s own bound.
+/// `NumPy`'s own limit.
 const MOST_HEADER_BYTES: u64 = 10_000;
 
-/// A file of several arrays.
+/// A file with several arrays.
 pub(super) struct Npz(ZipArchive<BufReader<File>>);
 
 impl Npz {
@@ -44,19 +44,21 @@ impl Npz {
     }
 }
 
-/// The array of a file that holds no other.
+/// The only array of a file.
 pub(super) fn single(path: &Path) -> Result<Array<'static>, DataError> {
     let file = File::open(path).map_err(DataError::Read)?;
     let bytes = file.metadata().map_err(DataError::Read)?.len();
     array(file, bytes).map_err(|error| refused(path, error))
 }
 
-/// What is wrong with a file.
+/// Errors in a file.
 #[derive(Debug, thiserror::Error)]
 enum ArrayError {
     #[error("{0}")]
     Read(#[from] std::io::Error),
-    #[error("it is no NumPy array: {0} (it must start with \\x93NUMPY, a version from 1 to 3, and a header)")]
+    #[error(
+        "it is not a valid NumPy array: {0} (it must start with \\x93NUMPY, a version from 1 to 3, and a header)"
+    )]
     Header(std::io::Error),
     #[error(
         "its numbers are of type {0}, but must be f2, f4, f8, i1, i2, i4, i8, u1 or b1, with the low byte first"
@@ -64,18 +66,18 @@ enum ArrayError {
     Type(String),
     #[error("it is in Fortran order: save it with numpy.ascontiguousarray")]
     FortranOrder,
-    #[error("it has {found} bytes of values, fewer than its shape {shape:?} of {kind:?} takes")]
+    #[error("it has {found} bytes of values, fewer than its shape {shape:?} of {kind:?} needs")]
     TooShort { found: u64, shape: Vec<i64>, kind: Kind },
 }
 
-/// The array of a file of so many bytes.
+/// The array of a file of this many bytes.
 fn array<'a>(mut file: impl Read + 'a, bytes: u64) -> Result<Array<'a>, ArrayError> {
     let mut head = file.by_ref().take(MOST_HEADER_BYTES);
     let header = NpyHeader::from_reader(&mut head).map_err(ArrayError::Header)?;
     let found = bytes.saturating_sub(MOST_HEADER_BYTES - head.limit());
     let kind = kind(&header.dtype().descr())?;
     let shape: Vec<i64> = header.shape().iter().map(|size| size.cast_signed()).collect();
-    // With one dimension both orders are the same, and NumPy may say either.
+    // With one dimension both orders are the same, and NumPy may write either.
     if header.order() == Order::Fortran && shape.len() > 1 {
         return Err(ArrayError::FortranOrder);
     }
@@ -180,7 +182,7 @@ mod tests {
             &file("{}", &[]),
         ] {
             assert!(
-                message(bytes).starts_with("it is no NumPy array: "),
+                message(bytes).starts_with("it is not a valid NumPy array: "),
                 "{}",
                 message(bytes)
             );
@@ -194,12 +196,12 @@ mod tests {
                 "of type [('x', '<f4'), ], but must be f2",
             ),
             ("'<f4'", "True", "(1, 1)", "it is in Fortran order"),
-            ("'<f4'", "False", "('a',)", "it is no NumPy array"),
+            ("'<f4'", "False", "('a',)", "it is not a valid NumPy array"),
             (
                 "'<f4'",
                 "False",
                 "(3, 4)",
-                "it has 4 bytes of values, fewer than its shape [3, 4] of Float takes",
+                "it has 4 bytes of values, fewer than its shape [3, 4] of Float needs",
             ),
             ("'<f4'", "False", "(9223372036854775807,)", "fewer than its shape"),
             (

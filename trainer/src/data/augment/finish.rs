@@ -1,4 +1,4 @@
-//! What is left to do on the device: a few operations on whole batches, none of which the host waits for.
+//! The last steps, on the device: a few operations on whole batches, without waits of the host.
 
 use contract::{Interpolation, PixelType, RandomCrop, RandomResizedCrop, RunConfig};
 use tch::{Device, Kind, Tensor};
@@ -10,7 +10,7 @@ use crate::data::batch::{Batch, Targets};
 use crate::data::resident::Resident;
 use crate::random::{Stream, derive};
 
-/// Makes batches on the device, of bytes that are copied there or of images that it holds.
+/// Makes batches on the device, from bytes that are copied there or from images that it holds.
 #[derive(Debug)]
 pub(in crate::data) struct Finish {
     pub(in crate::data) device: Device,
@@ -19,10 +19,10 @@ pub(in crate::data) struct Finish {
     channels: i64,
     classes: i64,
     label_smoothing: f64,
-    /// Of the loss of training, [classes].
+    /// Weights of classes in the training loss, [classes].
     class_weights: Option<Tensor>,
     pixel_type: PixelType,
-    /// How images that the device holds become the model's size.
+    /// How images on the device are resized to the model's size.
     resized_crop: Option<RandomResizedCrop>,
     shift: Option<RandomCrop>,
     interpolation: Interpolation,
@@ -78,7 +78,7 @@ impl Finish {
         }
     }
 
-    /// A batch of squares of the model's size, which lie in the block, BHWC.
+    /// A batch of squares of the model's size in the block, BHWC.
     pub(in crate::data) fn squares(&self, block: &Tensor, layout: Layout, parameters: &Parameters) -> Batch {
         let kind = match self.pixel_type {
             PixelType::Uint8 => Kind::Uint8,
@@ -95,7 +95,7 @@ impl Finish {
         self.finished(&images, parameters, &columns, shown)
     }
 
-    /// A batch of whole stored images, which the device holds or which lie in the block as they are stored. Varied in
+    /// A batch of whole stored images, on the device or in the block. They are augmented in
     /// training only.
     pub(in crate::data) fn resident(
         &self,
@@ -147,7 +147,7 @@ impl Finish {
         self.within_bytes(resized)
     }
 
-    /// A bicubic filter leaves the range of bytes; Pillow cuts that off.
+    /// A bicubic filter exceeds the range of bytes; Pillow clamps it.
     fn within_bytes(&self, images: Tensor) -> Tensor {
         match self.pixel_type {
             PixelType::Uint8 if images.kind() != Kind::Uint8 => images.clamp(0.0, 255.0),
@@ -155,7 +155,7 @@ impl Finish {
         }
     }
 
-    /// `shown`: which classes each image shows, where these may be several.
+    /// `shown`: which classes each image shows, if these may be several.
     fn finished(
         &self,
         images: &Tensor,
@@ -164,7 +164,7 @@ impl Finish {
         shown: Option<Tensor>,
     ) -> Batch {
         let mut images = images.to_kind(Kind::Float) - &self.mean;
-        // In place: the difference is this function's own.
+        // In place: this function owns the difference.
         images /= &self.std;
         if let Some(noise) = &self.noise {
             erase(&mut images, columns, parameters.erased, noise);

@@ -1,12 +1,12 @@
-//! How parts of stored images become the model's size.
+//! Cropping, resizing, shifting and flipping of stored images.
 
 use contract::Interpolation;
 use tch::{Kind, Tensor};
 
 use super::parameters::{Column, Columns};
 
-/// Cuts a window out of each image and resizes it to a square, as two matrix products: so a batch of windows of many
-/// sizes takes as many operations as one. `images` are BCHW.
+/// Crops a window from each image and resizes it to a square, as two matrix products: a batch of
+/// windows of many sizes needs as many operations as one. `images` are BCHW.
 pub(super) fn crop_and_resize(
     images: &Tensor,
     windows: &Columns,
@@ -34,12 +34,12 @@ pub(super) fn crop_and_resize(
         .matmul(&columns.transpose(1, 2).unsqueeze(1))
 }
 
-/// How much each of `from` pixels adds to each of `side` pixels, [batch, side, from], where pixels `start` to
-/// `start + length` are resized.
+/// The weight of each of `from` pixels in each of `side` pixels, [batch, side, from], if pixels
+/// `start` to `start + length` are resized.
 fn weights(start: &Tensor, length: &Tensor, from: i64, side: i64, interpolation: Interpolation) -> Tensor {
     let options = (Kind::Float, start.device());
     let scale = length / side as f64;
-    // Where the image shrinks, the filter widens: antialiasing.
+    // If the image shrinks, the filter widens: antialiasing.
     let widened = scale.clamp_min(1.0);
     let centre = (Tensor::arange(side, options).reshape([1, -1, 1]) + 0.5) * &scale;
     let pixel = Tensor::arange(from, options).reshape([1, 1, -1]) - start;
@@ -57,7 +57,7 @@ fn weights(start: &Tensor, length: &Tensor, from: i64, side: i64, interpolation:
     &weight / weight.sum_dim_intlist([-1_i64].as_slice(), true, Kind::Float)
 }
 
-/// Shifts each image: the window of its own size, whose left and top are given, of the image with a black margin.
+/// Shifts each image: a window of its size, at a given left and top, with a black margin.
 pub(super) fn shift(images: &Tensor, offsets: &Columns, padding: u32) -> Tensor {
     let (batch, _, height, width) = images.size4().expect("BCHW");
     let margin = i64::from(padding);
@@ -68,14 +68,14 @@ pub(super) fn shift(images: &Tensor, offsets: &Columns, padding: u32) -> Tensor 
     let rows = index(Column::WindowTop, height).reshape([batch, height, 1]);
     let columns = index(Column::WindowLeft, width).reshape([batch, 1, width]);
     let image = Tensor::arange(batch, options).reshape([batch, 1, 1]);
-    // Indices on both sides of a whole dimension put that dimension last.
+    // Indices on both sides of a full dimension move that dimension to the end.
     padded
         .index(&[Some(image), None, Some(rows), Some(columns)])
         .permute([0, 3, 1, 2])
         .contiguous()
 }
 
-/// Resizes whole images to a square; floats, but for images that have that size already.
+/// Resizes whole images to a square. Returns floats, unless images have that size already.
 pub(super) fn resize(images: &Tensor, side: i64, interpolation: Interpolation) -> Tensor {
     if images.size()[2..] == [side, side] {
         return images.shallow_clone();
@@ -87,7 +87,7 @@ pub(super) fn resize(images: &Tensor, side: i64, interpolation: Interpolation) -
     }
 }
 
-/// Mirrors the images that are to be.
+/// Mirrors the images whose flip is set.
 pub(super) fn flip(images: &Tensor, flips: &Columns) -> Tensor {
     let mask = flips.integers(Column::Flip).ne(0).reshape([-1, 1, 1, 1]);
     images.flip([3]).where_self(&mask, images)
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
     use crate::data::augment::parameters::Parameters;
 
-    /// A row an image, with these columns.
+    /// One row per image, with these columns.
     fn columns<const N: usize>(names: [Column; N], rows: &[[u32; N]]) -> Columns {
-        let mut parameters = Parameters::of_classes(&vec![0; rows.len()]);
+        let mut parameters = Parameters::from_classes(&vec![0; rows.len()]);
         for (row, values) in rows.iter().enumerate() {
             for (name, value) in names.iter().zip(values) {
                 parameters.set(row, *name, f64::from(*value));

@@ -15,7 +15,7 @@ pub(super) struct Rectangle {
     pub(super) width: i64,
 }
 
-/// How two images are mixed: each keeps a share of itself and takes the rest from the other.
+/// How two images are mixed: each keeps a share of itself, and the rest comes from the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Mixing {
     /// All of itself.
@@ -27,7 +27,7 @@ pub(super) enum Mixing {
 }
 
 impl Mixing {
-    /// As timm draws it, for images of `side` pixels.
+    /// Draws as timm does, for images of `side` pixels.
     pub(super) fn draw(augmentation: &Augmentation, side: i64, draws: &mut Draws) -> Self {
         let Augmentation { mixup, cutmix, .. } = *augmentation;
         if !draws.chance(augmentation.mixup_probability) {
@@ -54,7 +54,7 @@ impl Mixing {
         }
     }
 
-    /// Share of itself that an image keeps.
+    /// The share of itself that an image keeps.
     fn kept(&self, side: i64) -> f64 {
         match self {
             Self::None => 1.0,
@@ -64,7 +64,7 @@ impl Mixing {
     }
 }
 
-/// Writes down how each pair is mixed, of images of `side` pixels.
+/// Sets how each pair is mixed, for images of `side` pixels.
 pub(super) fn set_mixings(parameters: &mut Parameters, mixings: &[Mixing], side: i64) {
     parameters.mixed = true;
     for (pair, mixing) in mixings.iter().enumerate() {
@@ -75,7 +75,7 @@ pub(super) fn set_mixings(parameters: &mut Parameters, mixings: &[Mixing], side:
         };
         parameters.cut |= cut.is_some();
         for row in [2 * pair, 2 * pair + 1] {
-            // As 32-bit floats, in which the device computes.
+            // Rounded to 32-bit floats, in which the device computes.
             parameters.set(row, Column::Kept, f64::from(mixing.kept(side) as f32));
             parameters.set(row, Column::Share, f64::from(share as f32));
             if let Some(cut) = cut {
@@ -92,7 +92,7 @@ pub(super) fn set_mixings(parameters: &mut Parameters, mixings: &[Mixing], side:
     }
 }
 
-/// Whether `0..length` lies from `start` up to `end`, of each image; `dimension` is that of the length in BCHW.
+/// Whether `0..length` is within `start..end`, for each image; `dimension` is the length's in BCHW.
 fn inside(length: i64, dimension: usize, start: &Tensor, end: &Tensor) -> Tensor {
     let mut shape = [1; 4];
     shape[dimension] = length;
@@ -101,7 +101,7 @@ fn inside(length: i64, dimension: usize, start: &Tensor, end: &Tensor) -> Tensor
     at.ge_tensor(&start).logical_and(&at.lt_tensor(&end))
 }
 
-/// Mixes images 0 and 1, 2 and 3, and so on, each pair in its own way.
+/// Mixes images 0 and 1, 2 and 3, and so on.
 pub(super) fn mix_images(images: &Tensor, columns: &Columns, cut: bool) -> Tensor {
     let (batch, channels, height, width) = images.size4().expect("BCHW");
     let share = columns.floats(Column::Share).reshape([-1, 1, 1, 1]);
@@ -120,13 +120,13 @@ pub(super) fn mix_images(images: &Tensor, columns: &Columns, cut: bool) -> Tenso
     other.lerp_tensor(images, &kept)
 }
 
-/// A target for each class, [batch, classes], of images that show those where `shown` is 1; label smoothing as timm adds it.
+/// Targets, [batch, classes], from `shown`, 1 for shown classes; with timm's label smoothing.
 pub(super) fn targets(shown: &Tensor, label_smoothing: f64) -> Tensor {
     let off = label_smoothing / shown.size()[1] as f64;
     shown.to_kind(Kind::Float) * (1.0 - label_smoothing) + off
 }
 
-/// Which of the classes images show that show one each, [batch, classes].
+/// Shown classes, [batch, classes], of images that show one each.
 pub(super) fn one_hot(columns: &Columns, classes: i64) -> Tensor {
     let labels = columns.integers(Column::Label).reshape([-1, 1]);
     Tensor::arange(classes, (Kind::Int64, labels.device())).eq_tensor(&labels)
@@ -143,12 +143,12 @@ pub(super) fn mix_targets(targets: &Tensor, columns: &Columns) -> Tensor {
     targets * &kept + others * (1.0_f64 - &kept)
 }
 
-/// Least and largest share of the image that is erased, and least height over width; timm's defaults.
+/// Minimum and maximum erased share of the image, and minimum height over width; as in timm.
 const ERASED_AREA: [f64; 2] = [0.02, 1.0 / 3.0];
 const ERASED_ASPECT: f64 = 0.3;
 const ATTEMPTS: usize = 10;
 
-/// The rectangle that is erased from an image of `side` pixels, if any.
+/// The rectangle to erase from an image of `side` pixels, if any.
 pub(super) fn erased(probability: f64, side: i64, draws: &mut Draws) -> Option<Rectangle> {
     if !draws.chance(probability) {
         return None;
@@ -171,10 +171,10 @@ pub(super) fn erased(probability: f64, side: i64, draws: &mut Draws) -> Option<R
     None
 }
 
-/// Normally distributed numbers, enough for any rectangle at any of [`NOISE_STARTS`] places: rectangles take theirs
-/// from here, which costs one copy each.
+/// Normally distributed numbers, enough for any rectangle at any of [`NOISE_STARTS`] places.
+/// Rectangles copy theirs from here.
 pub(super) fn noise(seed: u64, channels: u32, side: u32, device: Device) -> Tensor {
-    // Not of libtorch's generator, which all threads of a process share.
+    // Not from libtorch's generator, which all threads of a process share.
     let mut random = SplitMix64::new(seed);
     let count = (channels * side * side) as usize + NOISE_STARTS;
     let pairs = (0..count.div_ceil(2)).flat_map(|_| random.normal_pair());
@@ -182,10 +182,10 @@ pub(super) fn noise(seed: u64, channels: u32, side: u32, device: Device) -> Tens
     Tensor::from_slice(&numbers).to_device(device)
 }
 
-/// Places in the noise where that of a rectangle may begin.
+/// Places in the noise at which a rectangle's may begin.
 pub(super) const NOISE_STARTS: usize = 65_536;
 
-/// Writes down which rectangle of each image gets noise, and from which of its numbers on.
+/// Sets the rectangle of each image that gets noise, and where in the noise it begins.
 pub(super) fn set_erased(
     parameters: &mut Parameters,
     rectangles: impl Iterator<Item = Option<(Rectangle, usize)>>,
@@ -215,7 +215,7 @@ pub(super) fn set_erased(
     }
 }
 
-/// Puts noise into a rectangle of each of so many images.
+/// Fills a rectangle in each of `count` images with noise.
 pub(super) fn erase(images: &mut Tensor, columns: &Columns, count: usize, noise: &Tensor) {
     if count == 0 {
         return;
@@ -282,7 +282,7 @@ mod tests {
                 width: 4,
             }),
         ];
-        let mut parameters = Parameters::of_classes(&[0, 1, 2, 3, 4, 4]);
+        let mut parameters = Parameters::from_classes(&[0, 1, 2, 3, 4, 4]);
         set_mixings(&mut parameters, &mixings, 8);
         let columns = parameters.columns();
         let targets = mix_targets(&targets(&one_hot(&columns, 5), 0.1), &columns);
@@ -309,7 +309,7 @@ mod tests {
             width: 5,
         };
         let mixings = [Mixing::None, Mixing::Mixup(0.25), Mixing::CutMix(cut)];
-        let mut parameters = Parameters::of_classes(&[0; 6]);
+        let mut parameters = Parameters::from_classes(&[0; 6]);
         set_mixings(&mut parameters, &mixings, 8);
         assert!(parameters.mixed && parameters.cut);
         let mixed = mix_images(&images, &parameters.columns(), true);
@@ -389,11 +389,11 @@ mod tests {
             None,
             Some((rectangle(0, 0, 7, 7), 5)),
         ];
-        let mut parameters = Parameters::of_classes(&[0; 4]);
+        let mut parameters = Parameters::from_classes(&[0; 4]);
         set_erased(&mut parameters, rectangles.into_iter());
         let mut erased = images.copy();
         erase(&mut erased, &parameters.columns(), parameters.erased, &noise);
-        // One by one, as a rectangle is cut out of the numbers.
+        // One by one, cut from the numbers by rectangle.
         for (row, rectangle) in (0..).zip(rectangles) {
             let expected = images.get(row).copy();
             if let Some((at, start)) = rectangle {

@@ -1,11 +1,11 @@
-//! From images as they are stored to the model's input.
+//! From stored images to the model's input.
 //!
 //! ```text
-//!   stored image -> window of it, the model's size -> mirrored -> colours -> normalised -> erased -> mixed in pairs
+//!   stored image -> window of it, the model's size -> mirrored -> colors -> normalized -> erased -> mixed in pairs
 //! ```
-//! Up to the colours, threads of the host work on the bytes of an image ([`Preparation`]); the rest is done on the device,
-//! for a whole batch at once ([`Finish`]). Images that the device holds and whose colours stay are cut and mirrored there.
-//! What is random is drawn on the host by [`Draws`] from seed, epoch and the place in the epoch's order.
+//! Up to the colors, host threads work on the bytes of an image ([`Preparation`]). The rest is done on the device,
+//! for a whole batch at once ([`Finish`]); so is the cropping of images on the device whose colors stay.
+//! Random numbers are drawn on the host ([`Draws`]) from seed, epoch and place in the epoch's order.
 
 mod finish;
 mod geometry;
@@ -30,15 +30,15 @@ use parameters::Column;
 pub(super) use finish::Finish;
 pub(super) use parameters::{Layout, Parameters};
 
-/// Where in training an image is.
+/// The position of an image in training.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moment {
+pub(super) struct TrainingMoment {
     pub(super) epoch: u32,
     /// The image's place in the epoch's order.
     pub(super) place: u64,
 }
 
-/// What the host does to images, and what it draws for the device.
+/// The host's work on images, and the random numbers for the device.
 #[derive(Debug)]
 pub(super) struct Preparation {
     pub(super) config: DataConfig,
@@ -47,7 +47,7 @@ pub(super) struct Preparation {
     pub(super) side: u32,
     pub(super) channels: u32,
     pub(super) classes: Classes,
-    /// Colour of what lies outside an image.
+    /// Color of pixels outside an image.
     fill: [u8; 3],
 }
 
@@ -77,7 +77,7 @@ impl Preparation {
         &self.config.augmentation
     }
 
-    fn draws(&self, stream: Stream, moment: Moment) -> Draws {
+    fn draws(&self, stream: Stream, moment: TrainingMoment) -> Draws {
         Draws::new(self.seed, stream, moment.epoch, moment.place)
     }
 
@@ -90,13 +90,13 @@ impl Preparation {
         self.side as usize * self.side as usize * self.pixel_bytes()
     }
 
-    /// The square of a decoded image that a batch takes, mirrored or not. Of `whole` images nothing is cut
-    /// off but by a random crop. No moment: to evaluate.
+    /// The square of a decoded image for a batch, mirrored or not. `whole` images are only cropped
+    /// by a random crop. Without `moment` it is for evaluation.
     pub(super) fn frame(
         &self,
         image: &Decoded,
         whole: bool,
-        moment: Option<Moment>,
+        moment: Option<TrainingMoment>,
         resizer: &mut Resizer,
     ) -> Result<Vec<u8>, String> {
         let interpolation = self.config.interpolation;
@@ -128,13 +128,13 @@ impl Preparation {
         Ok(square)
     }
 
-    fn flips(&self, moment: Moment) -> bool {
+    fn flips(&self, moment: TrainingMoment) -> bool {
         self.draws(Stream::Flip, moment)
             .chance(self.augmentation().horizontal_flip)
     }
 
-    /// Changes the colours of a square.
-    pub(super) fn color(&self, square: &mut [u8], moment: Moment) {
+    /// Changes the colors of a square.
+    pub(super) fn color(&self, square: &mut [u8], moment: TrainingMoment) {
         if !self.augmentation().changes_colors() {
             return;
         }
@@ -153,7 +153,7 @@ impl Preparation {
         }
     }
 
-    /// Bytes of the targets of an image, where it may show several classes.
+    /// Bytes of an image's targets, if it may show several classes.
     pub(super) fn target_bytes(&self) -> usize {
         match self.classes {
             Classes { several: false, .. } => 0,
@@ -161,8 +161,8 @@ impl Preparation {
         }
     }
 
-    /// What the device has to know of squares with these labels, at these moments of training or to evaluate.
-    pub(super) fn parameters(&self, labels: &[Label], moments: Option<&[Moment]>) -> Parameters {
+    /// The device's parameters of squares with these labels, at these moments or to evaluate.
+    pub(super) fn parameters(&self, labels: &[Label], moments: Option<&[TrainingMoment]>) -> Parameters {
         let mut parameters = Parameters::new(labels, self.target_bytes());
         let Some(moments) = moments else {
             return parameters;
@@ -189,14 +189,14 @@ impl Preparation {
         parameters
     }
 
-    /// The same of images that the device holds, or is given, as they are stored: these rows of them, of this width and
-    /// height.
+    /// The same for stored images, on the device or copied to it: these rows of them, of this width
+    /// and height.
     pub(super) fn resident_parameters(
         &self,
         labels: &[Label],
         rows: &[i64],
         [width, height]: [u32; 2],
-        moments: Option<&[Moment]>,
+        moments: Option<&[TrainingMoment]>,
     ) -> Parameters {
         let mut parameters = self.parameters(labels, moments);
         for (place, row) in rows.iter().enumerate() {
@@ -263,7 +263,9 @@ mod tests {
             let square = preparation.frame(&image, false, moment, &mut Resizer::new());
             (square.expect("frames"), image.pixels)
         };
-        let moments: Vec<_> = (0..100).map(|place| Some(Moment { epoch: 1, place })).collect();
+        let moments: Vec<_> = (0..100)
+            .map(|place| Some(TrainingMoment { epoch: 1, place }))
+            .collect();
         let mirrored = |probability| {
             let changed = moments.iter().filter(|moment| {
                 let (square, mut pixels) = framed(probability, **moment);

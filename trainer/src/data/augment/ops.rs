@@ -1,9 +1,9 @@
-//! Operations on the colours and the shape of an image, on its bytes. Those that Pillow has give Pillow's bytes; affine
-//! ones and the blur are described where they are.
+//! Operations on the colors and the shape of an image, on its bytes. Pillow's operations return
+//! Pillow's bytes; affine ones and the blur are described below.
 
 use crate::data::decode::luma;
 
-/// What is done to an image.
+/// An operation on an image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
     /// Stretches each channel to 0..255.
@@ -13,19 +13,19 @@ pub(super) enum Op {
     Invert,
     /// Output to input, both in 0..1 of the side: x = a x + b y + c, y = d x + e y + f.
     Affine([f64; 6]),
-    /// Saturation: 0 is grey, 1 the image.
+    /// Saturation: 0 is gray, 1 the image.
     Color(f64),
-    /// 0 is evenly grey, 1 the image.
+    /// 0 is evenly gray, 1 the image.
     Contrast(f64),
     /// 0 is black, 1 the image.
     Brightness(f64),
     /// 0 is smooth, 1 the image.
     Sharpness(f64),
-    /// How many of the 8 bits are kept.
+    /// How many of the 8 bits remain.
     Posterize(u8),
-    /// Values from this one on are inverted.
+    /// Threshold from which values are inverted.
     Solarize(f64),
-    /// What is added to values below 128.
+    /// Added to values below 128.
     SolarizeAdd(f64),
     /// Gaussian blur of this deviation in pixels.
     Blur(f64),
@@ -46,7 +46,7 @@ pub(super) struct Picture<'a> {
 type Table = [u8; 256];
 
 impl Picture<'_> {
-    /// Carries out an operation. `fill` is the colour of what lies outside the image.
+    /// Applies an operation. `fill` is the color of pixels outside the image.
     pub(super) fn apply(&mut self, op: Op, fill: [u8; CHANNELS]) {
         match op {
             Op::AutoContrast => self.map_channels(stretched),
@@ -91,7 +91,7 @@ impl Picture<'_> {
         }
     }
 
-    /// Gives each channel the table that its histogram makes.
+    /// Maps each channel by the table of its histogram.
     fn map_channels(&mut self, of_histogram: fn(&[u32; 256]) -> Table) {
         let mut histograms = [[0_u32; 256]; CHANNELS];
         let pixels = self.pixels.as_chunks_mut::<CHANNELS>().0;
@@ -108,14 +108,14 @@ impl Picture<'_> {
         }
     }
 
-    /// Mean of the grey image, rounded.
+    /// Mean of the gray image, rounded.
     fn mean_luma(&self) -> u8 {
         let pixels = self.pixels.as_chunks::<CHANNELS>().0;
         let sum: u64 = pixels.iter().map(|pixel| u64::from(luma(*pixel))).sum();
         (sum as f64 / pixels.len() as f64 + 0.5) as u8
     }
 
-    /// Away from Pillow's filter SMOOTH: a pixel and its eight neighbours, weighted 5 and 1. The border stays as it is.
+    /// Away from Pillow's SMOOTH: a pixel and its neighbors, weighted 5 and 1. The border is kept.
     fn sharpen(&mut self, strength: f64) {
         let row = self.width * CHANNELS;
         if self.height < 3 || self.width < 3 {
@@ -146,19 +146,19 @@ impl Picture<'_> {
         }
     }
 
-    /// Bilinear. Within a pixel of the border the image passes into `fill`, as libtorch's `grid_sample` has it where Pillow
-    /// cuts; values are rounded where Pillow cuts them off.
+    /// Bilinear. Within a pixel of the border the image blends into `fill`, as in libtorch's
+    /// `grid_sample`, where Pillow cuts; values are rounded, where Pillow truncates.
     fn affine(&mut self, matrix: &[f64; 6], fill: [u8; CHANNELS]) {
         let (width, height) = (self.width, self.height);
         let differences = self.differences(fill);
         let stride = (width + 2) * CHANNELS;
-        // From 0..1 to -1..1, the middle of a pixel to its number.
+        // From 0..1 to -1..1, and from the center of a pixel to its number.
         let [to_x, to_y]: [[f32; 3]; 2] = [0, 3]
             .map(|row| [matrix[row], matrix[row + 1], matrix[row + 2]])
             .map(|[x, y, shift]| [x as f32, y as f32, (x + y + 2.0 * shift - 1.0) as f32]);
         let centre = |place: usize, length: usize| (place as f32 * 2.0 + 1.0) / length as f32 - 1.0;
         let place = |at: f32, length: usize| (at + 1.0) * (length as f32 / 2.0) - 0.5;
-        // Place in the margin or the image, of a pixel whose neighbour is there, too.
+        // The place, in the margin or the image, of a pixel whose neighbor is also there.
         let inside =
             |place: i32, length: usize| usize::try_from(place + 1).ok().filter(|place| *place <= length);
         let xs: Vec<f32> = (0..width).map(|column| centre(column, width)).collect();
@@ -189,7 +189,7 @@ impl Picture<'_> {
         }
     }
 
-    /// How far values are from `fill`, with a margin of one pixel in which they are not.
+    /// Differences of values from `fill`, with a margin of one pixel of zeros.
     fn differences(&self, fill: [u8; CHANNELS]) -> Vec<f32> {
         let stride = (self.width + 2) * CHANNELS;
         let fill = fill.map(f32::from);
@@ -204,7 +204,7 @@ impl Picture<'_> {
         differences
     }
 
-    /// A Gaussian cut off at three deviations; at the border the outermost pixels go on.
+    /// A Gaussian truncated at three deviations; at the border the outermost pixels repeat.
     fn blur(&mut self, deviation: f64) {
         let reach = ((3.0 * deviation).ceil() as usize).max(1);
         let kernel = gaussian(deviation as f32, reach);
@@ -237,14 +237,14 @@ impl Picture<'_> {
     }
 }
 
-/// The nearest byte of a number in 0..255, of two the even one: `round_ties_even` is a call on processors without SSE 4.1.
+/// The nearest byte, ties to even, of 0..255: `round_ties_even` is a call without SSE 4.1.
 fn nearest(value: f32) -> u8 {
-    // In this range of floats the last bit counts as one.
+    // In this range the last bit of a float counts as one.
     const WHOLE_NUMBERS: f32 = 1.5 * (1 << 23) as f32;
     (value + WHOLE_NUMBERS).to_bits() as u8
 }
 
-/// The same as `value.floor()`, which is a call as well.
+/// As `value.floor()`, which is also a call.
 fn floor(value: f32) -> i32 {
     let cut_off = value as i32;
     cut_off - i32::from((cut_off as f32) > value)
@@ -266,10 +266,10 @@ fn gaussian(deviation: f32, reach: usize) -> Vec<f32> {
     weights.iter().map(|weight| weight / sum).collect()
 }
 
-/// `degenerate` at strength 0, `value` at 1, beyond it at more; cut off as Pillow's `Image.blend` does.
+/// `degenerate` at strength 0, `value` at 1, beyond above; truncated as in Pillow's `blend`.
 fn blend(degenerate: u8, value: u8, strength: f64) -> u8 {
     let (degenerate, value) = (f32::from(degenerate), f32::from(value));
-    // A cast of a float cuts off the fraction and what is outside of 0..255.
+    // A cast of a float truncates the fraction and clamps to 0..255.
     (degenerate + strength as f32 * (value - degenerate)) as u8
 }
 
@@ -315,7 +315,7 @@ mod tests {
 
     fn random_pixels(width: usize, height: usize) -> Vec<u8> {
         let mut random = SplitMix64::new(4);
-        // Not all of 0..255, so that there is something to stretch.
+        // Only a part of 0..255, so that it can be stretched.
         (0..width * height * CHANNELS)
             .map(|_| 20 + random.below(180) as u8)
             .collect()
@@ -389,7 +389,7 @@ mod tests {
         (Op::Sharpness(1.81), 0x1cac_bacb),
     ];
 
-    /// The hash of what Pillow makes of the same image.
+    /// The hash of Pillow's result for the same image.
     #[test]
     fn operations_are_pillows() {
         let pixels = random_pixels(67, 45);
@@ -466,7 +466,7 @@ mod tests {
         let at = |row: usize, column: usize| (row * 9 + column) * CHANNELS;
         point[at(4, 4)..][..CHANNELS].fill(255);
         let result = changed(&point, 9, Op::Blur(1.0));
-        // 255 / (2 pi), and what is left of it one pixel away.
+        // 255 / (2 pi), and the remaining value one pixel away.
         assert_eq!(
             [result[at(4, 4)], result[at(4, 5)], result[at(3, 4)]],
             [41, 25, 25]
@@ -474,7 +474,7 @@ mod tests {
         point.fill(0);
         point[..CHANNELS].fill(255);
         let corner = changed(&point, 9, Op::Blur(1.0));
-        // The outermost pixels go on: in each direction the weights from 0 on count, 0.3990 + 0.2420 + 0.0540 + 0.0044.
+        // The outermost pixels repeat: in each direction the weights from 0 on count: 0.3990 + ...
         assert_eq!(corner[0], (0.6994_f64.powi(2) * 255.0).round() as u8);
     }
 }

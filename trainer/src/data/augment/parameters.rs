@@ -1,5 +1,5 @@
-//! What the device has to know of a batch besides its pixels: a few numbers an image, as one block of bytes, which is copied
-//! together with the pixels.
+//! The device's parameters of a batch: a few numbers per image, as one block of bytes that is
+//! copied together with the pixels.
 
 use std::ops::Range;
 
@@ -7,15 +7,15 @@ use tch::{Kind, Tensor};
 
 use crate::data::labels::Label;
 
-/// Numbers of an image, or of what the image's row is used for.
+/// Numbers of an image, or of whatever uses the image's row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Column {
-    /// The class, where an image shows one.
+    /// The class, if an image shows one.
     Label,
-    /// Of images that the device holds: which one, and whether it is mirrored.
+    /// For images on the device: the image's row, and whether it is mirrored.
     Stored,
     Flip,
-    /// The part of it that is taken.
+    /// The window that is cropped from it.
     WindowLeft,
     WindowTop,
     WindowWidth,
@@ -24,12 +24,12 @@ pub(super) enum Column {
     Kept,
     /// The image's share of every pixel.
     Share,
-    /// The rectangle that it takes from the other image of its pair.
+    /// The rectangle from the other image of its pair.
     CutTop,
     CutLeft,
     CutBottom,
     CutRight,
-    /// Of the first, second, ... image that gets a rectangle of noise: its row, the rectangle, and where the noise begins.
+    /// For the first, second, ... image with noise: its row, the rectangle, the noise's start.
     ErasedRow,
     ErasedTop,
     ErasedLeft,
@@ -40,22 +40,22 @@ pub(super) enum Column {
 
 const COLUMNS: usize = Column::NoiseStart as usize + 1;
 
-/// The parameters of a batch on the host. Numbers are doubles: they hold every index and, exactly, every float.
+/// The parameters of a batch on the host. Doubles hold every index and, exactly, every float.
 #[derive(Debug)]
 pub(in crate::data) struct Parameters {
     rows: Vec<[f64; COLUMNS]>,
-    /// For each image a byte a class, 1 for those that it shows; empty where images show one each.
+    /// One byte per image and class, 1 for shown classes; empty if images show one class each.
     targets: Vec<u8>,
-    /// Images that get a rectangle of noise.
+    /// Images with a rectangle of noise.
     pub(super) erased: usize,
-    /// Whether images are mixed, each pair in a way of its own.
+    /// Whether pairs of images are mixed.
     pub(super) mixed: bool,
     /// Whether some pair exchanges a rectangle.
     pub(super) cut: bool,
 }
 
 impl Parameters {
-    /// Bytes that an image's parameters take.
+    /// Bytes of an image's parameters.
     pub(in crate::data) const BYTES: usize = COLUMNS * size_of::<f64>();
 
     /// Parameters of images with these labels and no augmentation. If images may show several classes, the targets of each
@@ -89,7 +89,7 @@ impl Parameters {
         self.rows[row][column as usize] = number;
     }
 
-    /// Writes them to the beginning of a block.
+    /// Writes them to the start of a block.
     pub(in crate::data) fn write(&self, bytes: &mut [u8], layout: Layout) {
         let numbers = self.rows.as_flattened();
         for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
@@ -107,7 +107,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Of `images` images, from the bytes that [`Parameters::write`] wrote.
+    /// For `images` images, from the bytes of [`Parameters::write`].
     pub(super) fn read(bytes: &Tensor, images: usize) -> Self {
         let bytes = bytes.narrow(0, 0, (images * Parameters::BYTES) as i64);
         let numbers = bytes.view_dtype(Kind::Double).view([-1, COLUMNS as i64]);
@@ -117,26 +117,26 @@ impl Columns {
         }
     }
 
-    /// Whole numbers, one an image.
+    /// Integers, one per image.
     pub(super) fn integers(&self, column: Column) -> Tensor {
         self.integers.select(1, column as i64)
     }
 
-    /// 32-bit floats, one an image.
+    /// 32-bit floats, one per image.
     pub(super) fn floats(&self, column: Column) -> Tensor {
         self.floats.select(1, column as i64)
     }
 }
 
-/// Where the parameters, the targets and the pixels of a batch lie in one block of bytes: in this order, so that a smaller batch is
-/// a shorter block.
+/// The layout of a batch's block: parameters, targets, pixels, in this order, so that a smaller
+/// batch is a shorter block.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::data) struct Layout {
     /// Images of a full batch.
     pub(in crate::data) images: usize,
-    /// Of one image; 0 where the device holds the pixels already.
+    /// Bytes of one image; 0 if the device holds the pixels already.
     pub(in crate::data) image_bytes: usize,
-    /// Of the targets of one image; 0 where images show one class each.
+    /// Bytes of one image's targets; 0 if images show one class each.
     pub(in crate::data) target_bytes: usize,
 }
 
@@ -146,18 +146,18 @@ impl Layout {
         self.pixels(images).start
     }
 
-    /// Where the targets begin.
+    /// The start of the targets.
     fn targets(self) -> usize {
         self.images * Parameters::BYTES
     }
 
-    /// Where an image's pixels are.
+    /// The place of an image's pixels.
     pub(in crate::data) fn pixels(self, image: usize) -> Range<usize> {
         let start = self.targets() + self.images * self.target_bytes + image * self.image_bytes;
         start..start + self.image_bytes
     }
 
-    /// Which of so many classes each of so many images shows, BK, of a block on the device; `None` where they show one each.
+    /// The classes that images show, BK, from a block on the device; `None` if they show one each.
     pub(super) fn all_targets(self, block: &Tensor, images: usize, classes: i64) -> Option<Tensor> {
         let bytes = (images * self.target_bytes) as i64;
         (self.target_bytes > 0).then(|| {
@@ -168,7 +168,7 @@ impl Layout {
         })
     }
 
-    /// The pixels of so many images of a block on the device, as bytes.
+    /// The pixels of the first `images` images of a block on the device, as bytes.
     pub(super) fn all_pixels(self, block: &Tensor, images: usize) -> Tensor {
         let start = self.pixels(0).start;
         block.narrow(0, start as i64, (images * self.image_bytes) as i64)
@@ -177,13 +177,13 @@ impl Layout {
 
 #[cfg(test)]
 impl Parameters {
-    /// Of images that show one class each.
-    pub(super) fn of_classes(classes: &[i64]) -> Self {
+    /// For images that show one class each.
+    pub(super) fn from_classes(classes: &[i64]) -> Self {
         let labels: Vec<Label> = classes.iter().copied().map(Label::Class).collect();
         Self::new(&labels, 0)
     }
 
-    /// As the device gets them.
+    /// As on the device.
     pub(super) fn columns(&self) -> Columns {
         let layout = Layout {
             images: self.images(),
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn numbers_arrive_where_they_belong_and_exactly() {
-        let mut parameters = Parameters::of_classes(&[7, 1 << 40, 9]);
+        let mut parameters = Parameters::from_classes(&[7, 1 << 40, 9]);
         let share = 0.1_f32;
         parameters.set(2, Column::NoiseStart, f64::from(share));
         let columns = parameters.columns();

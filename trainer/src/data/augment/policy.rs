@@ -1,18 +1,18 @@
-//! Which operations an image gets.
+//! The choice of operations for an image.
 
 use contract::{Augmentation, RandAugment};
 
 use super::ops::Op;
 use crate::data::draws::Draws;
 
-/// Largest magnitude of timm's policies.
+/// Maximum magnitude of timm's policies.
 const FULL: f64 = 10.0;
-/// Probability with which timm's `RandAugment` carries out an operation that it has chosen.
+/// Probability with which timm's `RandAugment` applies a chosen operation.
 const PROBABILITY: f64 = 0.5;
-/// Largest shift, a share of the side.
+/// Maximum shift, a share of the side.
 const SHIFT: f64 = 0.45;
 
-/// The operations of one image, one after the other.
+/// The operations of one image, in order.
 pub(super) fn operations(augmentation: &Augmentation, draws: &mut Draws) -> Vec<Option<Op>> {
     let mut operations = Vec::new();
     if let Some(policy) = &augmentation.rand_augment {
@@ -27,8 +27,8 @@ pub(super) fn operations(augmentation: &Augmentation, draws: &mut Draws) -> Vec<
     operations
 }
 
-/// One of timm's fifteen transforms. Its levels are timm's, those of `_RAND_INCREASING_TRANSFORMS` where the policy
-/// says `inc1`.
+/// One of timm's fifteen transforms, with timm's levels; those of `_RAND_INCREASING_TRANSFORMS` if
+/// the policy says `inc1`.
 fn rand_augment(policy: &RandAugment, draws: &mut Draws) -> Option<Op> {
     let transform = draws.below(15);
     let carried_out = draws.chance(PROBABILITY);
@@ -69,7 +69,7 @@ fn rand_augment(policy: &RandAugment, draws: &mut Draws) -> Option<Op> {
     })
 }
 
-/// Around the middle, counter-clockwise.
+/// Around the center, counterclockwise.
 fn rotation(degrees: f64) -> [f64; 6] {
     let (sin, cos) = (-degrees).to_radians().sin_cos();
     [
@@ -82,7 +82,7 @@ fn rotation(degrees: f64) -> [f64; 6] {
     ]
 }
 
-/// `DeiT III`: grey, solarize or blur.
+/// `DeiT III`: gray, solarize or blur.
 fn three_augment(draws: &mut Draws) -> Op {
     let radius = draws.between([0.1, 2.0]);
     match draws.below(3) {
@@ -202,7 +202,7 @@ mod tests {
             );
         };
         near(turned(0.5, 0.5), [0.5, 0.5]);
-        // Counter-clockwise: what is at the top left afterwards was at the top right.
+        // Counterclockwise: the top left was at the top right before.
         near(turned(0.0, 0.0), [1.0, 0.0]);
     }
 

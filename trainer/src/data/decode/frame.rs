@@ -1,4 +1,4 @@
-//! From an image of any size to a square of pixels.
+//! From an image of any size to a square.
 
 use contract::{Interpolation, PixelType, RandomResizedCrop};
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
@@ -8,26 +8,26 @@ use super::{Decoded, check_size};
 use crate::data::draws::Draws;
 use crate::data::window::{Window, random_offset, random_window};
 
-/// Of an image that is longer than so many times its width, or wider than so many times its height, only the middle part is used:
-/// scaled by its shorter side, a thin one would take any memory.
+/// If one side is longer than this many times the other, only the middle is used: scaled by its
+/// shorter side, a thin image could need any amount of memory.
 const MOST_ASPECT: u32 = 64;
 
-/// Which part of an image is taken.
+/// The part of an image that is used.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::data) enum Framing<'a> {
-    /// The middle: the shorter side becomes the square's over `crop_fraction`, then a square is cut out.
+    /// The center: the shorter side becomes the square's over `crop_fraction`, then it is cut.
     Centre {
         crop_fraction: f64,
         interpolation: Interpolation,
     },
     /// A part of random size and shape.
     RandomResized(&'a RandomResizedCrop),
-    /// The shorter side becomes the square's, then a square is cut out of the image with a black margin.
+    /// The shorter side becomes the square's, then a square is cut out, with a black margin.
     Random {
         padding: u32,
         interpolation: Interpolation,
     },
-    /// The whole image, or as large a part of it with a black margin, becomes the square.
+    /// The whole image, or an equally large part of it with a black margin, becomes the square.
     Whole {
         padding: u32,
         interpolation: Interpolation,
@@ -35,7 +35,7 @@ pub(in crate::data) enum Framing<'a> {
 }
 
 impl Decoded {
-    /// The square that is trained on or evaluated, `side` x `side`.
+    /// The square to train on or to evaluate, `side` x `side`.
     pub(in crate::data) fn frame(
         &self,
         framing: Framing<'_>,
@@ -65,7 +65,7 @@ impl Decoded {
             } => {
                 let image = self.with_shorter_side(side, interpolation, resizer)?;
                 let (left, top) = random_offset(padding, draws);
-                // Along the longer side the window may lie anywhere.
+                // Along the longer side, the window may be anywhere.
                 let along = |length: u32, offset: u32, draws: &mut Draws| {
                     i64::from(offset) - i64::from(padding) + draws.below((length - side) as usize + 1) as i64
                 };
@@ -109,7 +109,7 @@ impl Decoded {
         )
     }
 
-    /// The whole image, or of one that is too thin the part in the middle.
+    /// The whole image, or the middle part of a thin one.
     fn middle(&self) -> Window {
         let most = self.width.min(self.height).saturating_mul(MOST_ASPECT);
         let (width, height) = (self.width.min(most), self.height.min(most));
@@ -138,7 +138,7 @@ impl Decoded {
         interpolation: Interpolation,
         resizer: &mut Resizer,
     ) -> Result<Self, String> {
-        // Of many channels, a thin image may take much more than it did.
+        // With many channels, a thin image may need much more memory than before.
         check_size(width, height, self.pixel_bytes() as u64)?;
         let filter = match interpolation {
             Interpolation::Bilinear => FilterType::Bilinear,
@@ -174,7 +174,7 @@ impl Decoded {
         };
         let image =
             ImageRef::new(self.width, self.height, &self.pixels, pixel).map_err(|error| error.to_string())?;
-        // A view, not the resizer's own crop: its filter would see what lies around the window.
+        // A view, not the resizer's own crop, whose filter would include pixels around the window.
         let part = CroppedImage::new(&image, window.left, window.top, window.width, window.height)
             .map_err(|error| error.to_string())?;
         let mut resized = Image::new(width, height, pixel);
@@ -184,7 +184,7 @@ impl Decoded {
         Ok(resized.into_vec())
     }
 
-    /// Plane by plane, as there may be any number.
+    /// Plane by plane, because there may be any number of channels.
     fn resize_floats(
         &self,
         window: Window,
@@ -216,7 +216,7 @@ impl Decoded {
                 .copied()
                 .all(|number| f32::from_ne_bytes(number).is_finite())
             {
-                return Err("its numbers are so large that they overflow when it is resized".to_owned());
+                return Err("its values overflow when it is resized".to_owned());
             }
             let from = resized.buffer().chunks_exact(value_bytes);
             for (pixel, from) in pixels.chunks_exact_mut(pixel_bytes).zip(from) {
@@ -226,7 +226,7 @@ impl Decoded {
         Ok(pixels)
     }
 
-    /// A part of this size whose corner is at (`left`, `top`), black where it is outside of the image.
+    /// A part of this size whose corner is at (`left`, `top`), black outside the image.
     fn cut(&self, left: i64, top: i64, width: u32, height: u32) -> Vec<u8> {
         let pixel_bytes = self.pixel_bytes();
         let [width, height] = [width, height].map(i64::from);
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::random::Stream;
 
-    /// Each pixel tells where it is.
+    /// The value of each pixel is its position.
     fn gradient(width: u32, height: u32) -> Decoded {
         let pixels = (0..height)
             .flat_map(|row| (0..width).flat_map(move |column| [row as u8, column as u8, 0]))
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_centre_begins_where_torchvisions_does() {
-        // torchvision's center_crop: int(round((width - side) / 2.0)), in which Python rounds halves to even.
+        // torchvision's center_crop: int(round((width - side) / 2.0)), rounding halves to even.
         for (width, left) in [(16, 0), (17, 0), (18, 1), (19, 2), (20, 2), (21, 2), (23, 4)] {
             let framing = Framing::Centre {
                 crop_fraction: 1.0,
@@ -302,7 +302,7 @@ mod tests {
         let square = thin
             .frame(framing, 32, &mut Resizer::new(), &mut draws(0))
             .expect("frames");
-        // The middle of the image, where rows are 29,968 to 30,032.
+        // The middle of the image, with rows 29,968 to 30,032.
         assert!(square.iter().all(|value| *value == 117), "{square:?}");
     }
 
@@ -312,7 +312,8 @@ mod tests {
             crop_fraction: 0.5,
             interpolation: Interpolation::Bilinear,
         };
-        // The shorter side is 32 already: nothing is resized, and the 16 x 16 pixels in the middle remain.
+        // The shorter side is 32 already: nothing is resized, and 16 x 16 pixels in the center
+        // remain.
         let square = gradient(64, 32)
             .frame(framing, 16, &mut Resizer::new(), &mut draws(0))
             .expect("frames");
@@ -357,7 +358,7 @@ mod tests {
                 .expect("frames")
         };
         let square = framed(0, 4);
-        // Columns are 5 pixels wide: the first pixel's middle is at 2, the last one's at 17.
+        // Columns are 5 pixels wide: the first pixel's center is at 2, the last one's at 17.
         assert_eq!((square[1], square[square.len() - 2]), (2, 17));
         let (left, top) = random_offset(6, &mut draws(3));
         assert_ne!((left, top), (6, 6), "a place that shifts");
@@ -379,7 +380,7 @@ mod tests {
     #[test]
     fn floats_are_resized_as_bytes_are_each_channel_by_itself() {
         let bytes = gradient(40, 30);
-        // Four channels: the rows' numbers, these and a thousand, the columns' and those plus 0.5.
+        // Four channels: row, row plus a thousand, column, and column plus 0.5.
         let numbers = bytes.pixels.chunks_exact(3).flat_map(|pixel| {
             let [row, column] = [pixel[0], pixel[1]].map(f32::from);
             [row, row + 1000.0, column, column + 0.5]
@@ -465,11 +466,11 @@ mod tests {
         let largest = [f32::MAX, -f32::MAX, f32::MAX, -f32::MAX];
         assert_eq!(
             framed(image(4, 1, &largest), 3).expect_err("refused"),
-            "its numbers are so large that they overflow when it is resized"
+            "its values overflow when it is resized"
         );
         assert_eq!(
             framed(image(64, 64, &[0.0; 64 * 64]), 512).expect_err("refused"),
-            "its 32768 x 512 pixels take more than 1024 MiB"
+            "its 32768 x 512 pixels need more than 1024 MiB"
         );
     }
 

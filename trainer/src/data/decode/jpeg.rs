@@ -1,4 +1,4 @@
-//! JPEG, by libjpeg-turbo as Pillow has it.
+//! JPEG, by libjpeg-turbo, as in Pillow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,12 +7,12 @@ use mozjpeg::{ColorSpace, Decompress, NO_MARKERS};
 
 use super::{check_size, rgb_of_cmyk};
 
-/// The image, and how many channels its file has.
+/// The image, and the number of channels in its file.
 pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     let Some(scans) = count_scans(bytes) else {
         return Err(format!("the JPEG file is truncated after {} bytes", bytes.len()));
     };
-    // The library unwinds where it finds an error, without a panic's message.
+    // The library unwinds on an error, without a panic message.
     catch_unwind(AssertUnwindSafe(|| decompress(bytes, scans)))
         .unwrap_or_else(|payload| Err(payload.downcast_ref().cloned().unwrap_or_default()))
 }
@@ -23,7 +23,7 @@ fn decompress(bytes: &[u8], scans: usize) -> Result<(DynamicImage, u8), String> 
         .from_mem(bytes)
         .map_err(words)?;
     let components = file.components().len() as u8;
-    // Where there are several scans, the library keeps two bytes of each value until the last.
+    // With several scans, the library keeps two bytes of each value until the last one.
     let value_bytes = if scans > 1 { 3 } else { 1 };
     let (width, height) = (file.width() as u32, file.height() as u32);
     check_size(width, height, u64::from(components) * value_bytes)?;
@@ -39,7 +39,7 @@ fn decompress(bytes: &[u8], scans: usize) -> Result<(DynamicImage, u8), String> 
         ColorSpace::JCS_GRAYSCALE => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
         space => {
             if space == ColorSpace::JCS_CMYK {
-                // Files have inks inverted, as Adobe's programs began to do.
+                // Files have inverted inks, as Adobe's programs write them.
                 let inks = pixels.as_chunks().0.iter();
                 pixels = inks
                     .flat_map(|inks: &[u8; 4]| rgb_of_cmyk(inks.map(|ink| !ink)))
@@ -51,13 +51,13 @@ fn decompress(bytes: &[u8], scans: usize) -> Result<(DynamicImage, u8), String> 
     Ok((image.ok_or("it has fewer rows than its header says")?, components))
 }
 
-/// How many scans a JPEG file has; none where it ends before its image does, which decoders fill up with grey. Segments are
-/// followed to the end of the image (ISO/IEC 10918-1, B.1): what comes after it, as the video of a phone's photo, is no part of it.
+/// The number of scans in a JPEG file; `None` if it ends early, which decoders fill with gray. Data
+/// after the image's end (ISO/IEC 10918-1, B.1), as a phone's video, is ignored.
 fn count_scans(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let mut scans = 0;
     loop {
-        // A marker: 0xff, repeated at will, and a byte that is neither that nor 0.
+        // A marker: 0xff, once or repeatedly, then a byte that is neither 0xff nor 0.
         rest = &rest[rest.iter().position(|byte| *byte == 0xff)?..];
         let place = rest.iter().position(|byte| *byte != 0xff)?;
         let marker = rest[place];
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_follows_a_jpeg_file_is_no_part_of_it() {
         let mut bytes = jpeg(64, 64, [1, 2, 3]);
-        // A start of a scan in the video of a phone's photo.
+        // The start of a scan in the video of a phone's photo.
         bytes.extend(b"\0\0\0\x18ftypmp42\xff\xda and more");
         assert_eq!(
             decode(&bytes, 3, contract::PixelType::Uint8)
@@ -90,7 +90,7 @@ mod tests {
                 .width,
             64
         );
-        // A thumbnail in a segment has an end of its own.
+        // A thumbnail in a segment has its own end.
         let thumbnail = b"\xff\xd8\xff\xd9";
         let mut segment = vec![0xff, 0xe1, 0, 2 + thumbnail.len() as u8];
         segment.extend(thumbnail);

@@ -1,7 +1,7 @@
-//! From the bytes of an image file to pixels, and from these to a square.
+//! From the bytes of an image file to pixels, and from pixels to a square.
 //!
-//! Pixels of bytes are those that Pillow has after `convert("RGB")` or `convert("L")`, but for grey of 16 bits, of which
-//! it makes white what is above 255. Floats are the numbers in the file.
+//! Byte pixels are Pillow's after `convert("RGB")` or `convert("L")`, except for 16-bit gray, in
+//! which Pillow turns values above 255 to white. Floats are the numbers in the file.
 
 mod frame;
 mod jpeg;
@@ -18,12 +18,12 @@ use image::{
 
 pub(super) use frame::Framing;
 
-/// How names of image files end.
+/// Extensions of image files.
 pub(super) const ENDINGS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "tif", "tiff"];
 
-/// No image is decoded that takes more memory than this: a small file can claim any size.
+/// Memory limit for decoding an image, because a small file can claim any size.
 const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
-/// Of a pixel as it is used: red, green and blue.
+/// Bytes per pixel after decoding: red, green, blue.
 const COLOR_BYTES: u64 = 3;
 
 /// Pixels of one image, row by row, channels together.
@@ -40,7 +40,7 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    /// The numbers, as they are stored.
+    /// The numbers as stored.
     pub(super) fn numbers(&self) -> Box<dyn Iterator<Item = f32> + '_> {
         match self.pixel_type {
             PixelType::Uint8 => Box::new(self.pixels.iter().copied().map(f32::from)),
@@ -53,8 +53,8 @@ impl Decoded {
     }
 }
 
-/// Decodes a file: bytes to grey (1 channel) or red, green, blue (3), floats to the channels that it has. The error says what
-/// is wrong with it.
+/// Decodes a file: bytes to gray (1 channel) or RGB (3), floats to the channels in the file. The
+/// error says what is wrong with the file.
 pub(super) fn decode<'a>(
     file: impl Into<Cow<'a, [u8]>>,
     channels: u32,
@@ -71,7 +71,7 @@ fn converted(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         tiff::decode(bytes)?
     } else {
         let (image, channels) = open(bytes)?;
-        (of_eight_bits(image), channels)
+        (to_eight_bits(image), channels)
     };
     let (width, height) = (image.width(), image.height());
     let pixels = match channels {
@@ -99,7 +99,7 @@ fn stored(file: Cow<'_, [u8]>, channels: u32) -> Result<Decoded, String> {
         let (image, components) = open(&file)?;
         if is_expanded_png(&file) || components != image.color().channel_count() {
             return Err(
-                "it has a palette, fewer than 8 bits or CMYK, of which pixelType float32 would take other numbers"
+                "it has a palette, fewer than 8 bits or CMYK, which pixelType float32 does not support"
                     .to_owned(),
             );
         }
@@ -117,11 +117,11 @@ fn stored(file: Cow<'_, [u8]>, channels: u32) -> Result<Decoded, String> {
     };
     if u32::from(stored_channels) != channels {
         return Err(format!(
-            "it has {stored_channels} channels, where model.channels is {channels} (data.pixelType float32 converts no colours)"
+            "it has {stored_channels} channels, but model.channels is {channels} (data.pixelType float32 does not convert colors)"
         ));
     }
     if values.iter().any(|value| !value.is_finite()) {
-        return Err("it holds numbers that are not finite".to_owned());
+        return Err("it has values that are not finite".to_owned());
     }
     Ok(Decoded {
         width,
@@ -133,9 +133,9 @@ fn stored(file: Cow<'_, [u8]>, channels: u32) -> Result<Decoded, String> {
     })
 }
 
-/// Whether the decoder makes other numbers of those of a PNG file: where it has a palette or fewer than 8 bits.
+/// Whether the decoder changes a PNG file's numbers: with a palette or fewer than 8 bits.
 fn is_expanded_png(file: &[u8]) -> bool {
-    // Of the header chunk, which comes first.
+    // From the header chunk, which comes first.
     matches!(file, [0x89, b'P', b'N', b'G', header @ ..] if matches!(header.get(20..22), Some([0..8, _] | [_, 3])))
 }
 
@@ -144,7 +144,7 @@ fn is_tiff(bytes: &[u8]) -> bool {
     is_big || matches!(image::guess_format(bytes), Ok(ImageFormat::Tiff))
 }
 
-/// An image of another format, whose values have 8 or 16 bits, and how many channels its file has.
+/// An image in another format, with values of 8 or 16 bits, and the number of channels in its file.
 fn open(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     match image::guess_format(bytes) {
         Ok(ImageFormat::Jpeg) => jpeg::decode(bytes),
@@ -162,14 +162,14 @@ fn open(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
             Ok((image, channels))
         }
         other => Err(format!(
-            "it is no JPEG, PNG, WebP or TIFF file{}",
+            "it is not a JPEG, PNG, WebP or TIFF file{}",
             guess(bytes, other.ok())
         )),
     }
 }
 
-/// Pixels of 16 bits by their upper bytes.
-fn of_eight_bits(image: DynamicImage) -> DynamicImage {
+/// 16-bit pixels by their upper bytes.
+fn to_eight_bits(image: DynamicImage) -> DynamicImage {
     let upper = |values: &[u16]| values.iter().copied().map(upper_byte).collect();
     let (width, height) = (image.width(), image.height());
     let narrow = match &image {
@@ -190,36 +190,36 @@ fn of_eight_bits(image: DynamicImage) -> DynamicImage {
     narrow.unwrap_or(image)
 }
 
-/// Pillow's 8 bits of 16, in colours.
+/// Pillow's 8 of 16 bits, for colors.
 fn upper_byte(value: u16) -> u8 {
     value.to_be_bytes()[0]
 }
 
-/// What bytes that are no image that can be read are instead.
+/// What unreadable bytes are instead of an image.
 fn guess(bytes: &[u8], format: Option<ImageFormat>) -> String {
     match format {
         Some(format) => format!(": it is {}", format.to_mime_type()),
         None if bytes.is_empty() => ": it is empty".to_owned(),
         None if bytes.starts_with(b"version https://git-lfs") => {
-            ": it is a pointer of Git LFS, whose file was not fetched".to_owned()
+            ": it is a Git LFS pointer whose file was not fetched".to_owned()
         }
         None => String::new(),
     }
 }
 
-/// An error where an image of this size, of which the decoder needs so many bytes for each pixel, takes too much, with its colours.
+/// An error if decoding at so many bytes per pixel, with the colors, needs too much memory.
 fn check_size(width: u32, height: u32, pixel_bytes: u64) -> Result<(), String> {
     let pixels = u64::from(width) * u64::from(height);
     if pixels.saturating_mul(pixel_bytes + COLOR_BYTES) > LARGEST_IMAGE_BYTES {
         return Err(format!(
-            "its {width} x {height} pixels take more than {} MiB",
+            "its {width} x {height} pixels need more than {} MiB",
             LARGEST_IMAGE_BYTES >> 20
         ));
     }
     Ok(())
 }
 
-/// Red, green and blue of Pillow, from cyan, magenta, yellow and black (`cmyk2rgb` of its `Convert.c`).
+/// Pillow's red, green and blue from cyan, magenta, yellow, black (`cmyk2rgb` of `Convert.c`).
 fn rgb_of_cmyk([cyan, magenta, yellow, black]: [u8; 4]) -> [u8; 3] {
     let white = 255 - u32::from(black);
     [cyan, magenta, yellow].map(|ink| {
@@ -229,10 +229,10 @@ fn rgb_of_cmyk([cyan, magenta, yellow, black]: [u8; 4]) -> [u8; 3] {
     })
 }
 
-/// Weights of red, green and blue in Pillow's grey: luma of ITU-R 601 in 16 bits of fixed point.
+/// Weights of red, green and blue in Pillow's gray: luma of ITU-R 601 in 16-bit fixed point.
 const LUMA: [u16; 3] = [19595, 38470, 7471];
 
-/// Pillow's grey of red, green and blue.
+/// Pillow's gray for red, green and blue.
 pub(super) fn luma(pixel: [u8; 3]) -> u8 {
     let sum: u32 = pixel
         .iter()
@@ -308,7 +308,7 @@ mod tests {
             Ok(found.to_vec()),
             "red, green, blue and two more"
         );
-        // Of each channel both pixels.
+        // Both pixels for each channel.
         let planar = Tiff {
             planar: true,
             ..with_color
@@ -341,7 +341,7 @@ mod tests {
         }
         let alpha = Tiff { extra: 1, ..wide };
         assert_eq!(numbers(&alpha.file(), 5), Ok(found.to_vec()), "as they are");
-        // Of 16 x 16 pixels, one in each tile's corner is the image's.
+        // Of 16 x 16 pixels, one in the corner of each tile is the image's.
         let mut tiled = [0; 16 * 16 * 5 * 2];
         tiled[..20].copy_from_slice(shorts.as_flattened());
         let tile = Some([16, 16]);
@@ -400,7 +400,7 @@ mod tests {
         let bytes = [0; 20];
         assert_eq!(
             refused(&tiff(&bytes).file()),
-            "it has 5 channels, where model.channels is 3 (data.pixelType float32 converts no colours)"
+            "it has 5 channels, but model.channels is 3 (data.pixelType float32 does not convert colors)"
         );
         let numbers = [0.0, 1.0, f32::NAN, 0.0, 1.0, 2.0].map(f32::to_le_bytes);
         let floats = Tiff {
@@ -409,14 +409,14 @@ mod tests {
             sample_format: 3,
             ..tiff(numbers.as_flattened())
         };
-        assert_eq!(refused(&floats.file()), "it holds numbers that are not finite");
+        assert_eq!(refused(&floats.file()), "it has values that are not finite");
         let turned = Tiff {
             orientation: 6,
             ..tiff(&bytes)
         };
         assert_eq!(
             refused(&turned.file()),
-            "it is turned or mirrored (Orientation), which pixelType float32 does not follow"
+            "it is rotated or mirrored (Orientation), which pixelType float32 does not support"
         );
         let other = Tiff {
             color_space: 8,
@@ -424,7 +424,7 @@ mod tests {
         };
         assert_eq!(
             refused(&other.file()),
-            "its colour space (8) is not grey, RGB or CMYK, which pixelType float32 takes"
+            "its color space (8) is not gray, RGB or CMYK, as pixelType float32 requires"
         );
         let bits = Tiff {
             channels: 1,
@@ -433,7 +433,7 @@ mod tests {
         };
         assert_eq!(
             refused(&bits.file()),
-            "its values have 1 bits, where pixelType float32 takes 8 or more"
+            "its values have 1 bits, but pixelType float32 needs 8 or more"
         );
         let whole = tiff(&bytes).file();
         for length in 0..whole.len() {
@@ -445,7 +445,7 @@ mod tests {
         let error = decode(&whole, 3, PixelType::Uint8).expect_err("refused");
         assert_eq!(
             error,
-            "it has 5 channels that are not grey, RGB or CMYK (data.pixelType float32 takes any)"
+            "it has 5 channels that are not gray, RGB or CMYK (data.pixelType float32 supports any)"
         );
         let tiles = [0; 16 * 16 * 5 * 2];
         let planes = Tiff {
@@ -455,7 +455,7 @@ mod tests {
         };
         assert_eq!(
             refused(&planes.file()),
-            "its planes are in tiles of 16 rows, which do not divide its 1"
+            "its planes are in tiles of 16 rows, which do not divide its height of 1"
         );
         let alpha = Tiff {
             channels: 2,
@@ -465,7 +465,7 @@ mod tests {
         };
         assert_eq!(
             decode(alpha.file(), 1, PixelType::Uint8).expect_err("refused"),
-            "its colours are multiplied by alpha (ExtraSamples 1), which is not read"
+            "its colors are multiplied by alpha (ExtraSamples 1), which is not supported"
         );
         for (depth, kind, is_expanded) in [(8, 0, false), (16, 2, false), (8, 3, true), (4, 0, true)] {
             let mut header = png(1, 1, [0; 3]);
@@ -479,13 +479,13 @@ mod tests {
         };
         assert_eq!(
             refused(&claims.file()),
-            "its 8000 x 8000 pixels take more than 1024 MiB"
+            "its 8000 x 8000 pixels need more than 1024 MiB"
         );
     }
 
     #[test]
     fn an_image_that_would_take_much_memory_is_refused_before_it_is_decoded() {
-        // Grey: one byte for each pixel is within the bound, with red, green and blue it is not.
+        // Gray: one byte per pixel is within the limit, but not together with red, green and blue.
         let mut stored = Cursor::new(Vec::new());
         let image = image::GrayImage::new(1, 1);
         image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
@@ -494,12 +494,12 @@ mod tests {
         let checksum = crc32fast::hash(&bytes[12..29]);
         bytes[29..33].copy_from_slice(&checksum.to_be_bytes());
         let error = decode(&bytes, 3, PixelType::Uint8).expect_err("refused");
-        assert_eq!(error, "its 20000 x 20000 pixels take more than 1024 MiB");
+        assert_eq!(error, "its 20000 x 20000 pixels need more than 1024 MiB");
     }
 
     #[test]
     fn what_is_no_whole_image_is_refused() {
-        // The end marker of the one; the end chunk and what is left of the pixels' checksum of the other.
+        // Cut off: JPEG's end marker; PNG's end chunk and the rest of the pixels' checksum.
         let color = [1, 2, 3];
         for (format, bytes, end) in [("JPEG", jpeg(64, 64, color), 2), ("PNG", png(64, 64, color), 14)] {
             for length in [2, 30, bytes.len() / 2, bytes.len() - end] {
@@ -512,16 +512,16 @@ mod tests {
             (b"", ": it is empty"),
             (
                 b"version https://git-lfs.github.com/spec/v1\noid",
-                ": it is a pointer of Git LFS, whose file was not fetched",
+                ": it is a Git LFS pointer whose file was not fetched",
             ),
             (b"no image", ""),
         ] {
             let error = decode(bytes, 3, PixelType::Uint8).expect_err("refused");
-            assert_eq!(error, format!("it is no JPEG, PNG, WebP or TIFF file{told}"));
+            assert_eq!(error, format!("it is not a JPEG, PNG, WebP or TIFF file{told}"));
         }
     }
 
-    /// Files that `tests/peers/pillow_images.py` made: here, or in the folder that this variable names.
+    /// Files from `tests/peers/pillow_images.py`: here, or in the folder that this variable names.
     #[test]
     fn pixels_are_pillows() {
         #[derive(serde::Deserialize)]

@@ -1,4 +1,4 @@
-//! TIFF: as Pillow converts it (grey, red, green and blue, and CMYK, of 1, 8 and 16 bits), or as it is stored.
+//! TIFF: as Pillow converts it (gray, RGB and CMYK, of 1, 8 and 16 bits), or as stored.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -16,16 +16,16 @@ struct Page {
     width: u32,
     height: u32,
     color: ColorType,
-    /// Whether colours are multiplied by alpha.
+    /// Whether colors are multiplied by alpha.
     is_premultiplied: bool,
     orientation: Option<Orientation>,
     planes: usize,
-    /// Row by row: pixel by pixel, or plane by plane if there are several.
+    /// Row by row: pixel by pixel, or plane by plane if there are several planes.
     values: DecodingResult,
 }
 
 impl Page {
-    /// Reads it, if that and `copy_bytes` more for each value do not take too much memory.
+    /// Reads the page, if it fits the memory limit with `copy_bytes` more for each value.
     fn read(bytes: &[u8], copy_bytes: u64) -> Result<Self, String> {
         let words = |error: TiffError| error.to_string();
         let mut limits = Limits::default();
@@ -39,7 +39,7 @@ impl Page {
         let value_bytes = u64::from(color.bit_depth().div_ceil(8)) + copy_bytes;
         let pixel_bytes = u64::from(color.num_samples()) * value_bytes;
         check_size(width, height, pixel_bytes)?;
-        // The decoder takes memory for a row of a tile, however wide the file says that it is.
+        // The decoder allocates a row of a tile, whatever width the file claims.
         let (tile_width, tile_height) = file.chunk_dimensions();
         check_size(tile_width, 1, pixel_bytes)?;
         let planes: Option<u16> = file.find_tag_unsigned(Tag::PlanarConfiguration).map_err(words)?;
@@ -49,7 +49,7 @@ impl Page {
         {
             // The decoder panics: https://github.com/image-rs/image-tiff/issues/403
             return Err(format!(
-                "its planes are in tiles of {tile_height} rows, which do not divide its {height}"
+                "its planes are in tiles of {tile_height} rows, which do not divide its height of {height}"
             ));
         }
         let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
@@ -74,7 +74,7 @@ impl Page {
         let pixels = width as usize * height as usize;
         if values.len() != pixels * usize::from(samples) {
             return Err(format!(
-                "it has {} values, where {width} x {height} pixels of {samples} channels are expected",
+                "it has {} values, but {width} x {height} pixels of {samples} channels are expected",
                 values.len()
             ));
         }
@@ -86,12 +86,12 @@ impl Page {
     }
 }
 
-/// The image as Pillow converts it, and how many channels it has.
+/// The image as Pillow converts it, and the number of its channels.
 pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
-    // Planes are put together, and values of 16 bits made ones of 8, in another piece of memory.
+    // Joining planes, and converting 16 bits to 8, needs another copy.
     let mut page = Page::read(bytes, 1)?;
     if page.is_premultiplied {
-        return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
+        return Err("its colors are multiplied by alpha (ExtraSamples 1), which is not supported".to_owned());
     }
     let Page {
         width, height, color, ..
@@ -102,7 +102,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
         DecodingResult::U16(values) => values.into_iter().map(upper_byte).collect(),
         _ => {
             return Err(format!(
-                "its values have {} bits or a sign, where unsigned ones of 1, 8 or 16 bits are read (data.pixelType float32 takes others)",
+                "its values have {} bits or a sign, but must be unsigned with 1, 8 or 16 bits (data.pixelType float32 supports others)",
                 color.bit_depth()
             ));
         }
@@ -113,7 +113,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     let image = match color {
         ColorType::Gray(_) => GrayImage::from_raw(width, height, values).map(DynamicImage::from),
         ColorType::RGB(_) => RgbImage::from_raw(width, height, values).map(DynamicImage::from),
-        // Alpha is left out, as with other formats.
+        // Alpha is dropped, as in other formats.
         ColorType::GrayA(_) | ColorType::Multiband { num_samples: 2, .. } => {
             let grey = each.map(|pixel| pixel[0]).collect();
             GrayImage::from_raw(width, height, grey).map(DynamicImage::from)
@@ -129,35 +129,35 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
         }
         _ => {
             return Err(format!(
-                "it has {samples} channels that are not grey, RGB or CMYK (data.pixelType float32 takes any)"
+                "it has {samples} channels that are not gray, RGB or CMYK (data.pixelType float32 supports any)"
             ));
         }
     };
     let mut image = image.ok_or("it has no pixels")?;
-    // Of TIFF alone Pillow takes it into account.
+    // Pillow applies it to TIFF only.
     if let Some(orientation) = page.orientation {
         image.apply_orientation(orientation);
     }
     Ok((image, samples as u8))
 }
 
-/// Width, height, channels and the values of all channels, pixel by pixel.
+/// Width, height, number of channels, and the values of all channels, pixel by pixel.
 pub(super) fn stored(file: Cow<'_, [u8]>) -> Result<(u32, u32, u16, Vec<f32>), String> {
     let bytes = without_color_space(file)?;
-    // A plane of floats is taken out to be resized, too.
+    // A plane of floats is also copied for resizing.
     let mut page = Page::read(&bytes, 2 * size_of::<f32>() as u64)?;
     if page
         .orientation
         .is_some_and(|orientation| orientation != Orientation::NoTransforms)
     {
         return Err(
-            "it is turned or mirrored (Orientation), which pixelType float32 does not follow".to_owned(),
+            "it is rotated or mirrored (Orientation), which pixelType float32 does not support".to_owned(),
         );
     }
     let values = match std::mem::replace(&mut page.values, DecodingResult::U8(Vec::new())) {
         _ if page.color.bit_depth() < 8 => {
             return Err(format!(
-                "its values have {} bits, where pixelType float32 takes 8 or more",
+                "its values have {} bits, but pixelType float32 needs 8 or more",
                 page.color.bit_depth()
             ));
         }
@@ -177,7 +177,7 @@ pub(super) fn stored(file: Cow<'_, [u8]>) -> Result<(u32, u32, u16, Vec<f32>), S
     Ok((page.width, page.height, page.color.num_samples(), values))
 }
 
-/// The file with black as zero for its colour space: of others the decoder leaves out the channels that are not theirs.
+/// The file with `BlackIsZero` as its color space: for others, extra channels are dropped.
 fn without_color_space(file: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, String> {
     let bytes = &file[..];
     let is_big_endian = bytes.starts_with(b"MM");
@@ -191,7 +191,7 @@ fn without_color_space(file: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, String> {
             bytes.iter().rev().fold(0, append) as usize
         })
     };
-    // Where the first directory begins, how long its count is, an entry, and where in an entry its value lies.
+    // Start of the first directory, bytes of its count and of an entry, the value's offset in one.
     let (start, count_bytes, entry_bytes, value_at) = if number(2, 2)? == 43 {
         (number(8, 8)?, 8, 20, 12)
     } else {
@@ -213,7 +213,7 @@ fn without_color_space(file: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, String> {
             ) => {}
             _ => {
                 return Err(format!(
-                    "its colour space ({space}) is not grey, RGB or CMYK, which pixelType float32 takes"
+                    "its color space ({space}) is not gray, RGB or CMYK, as pixelType float32 requires"
                 ));
             }
         }
@@ -237,7 +237,7 @@ fn floats<T: Into<f32>>(values: Vec<T>) -> Vec<f32> {
     values.into_iter().map(Into::into).collect()
 }
 
-/// Rows of single bits, which begin at a byte each, to bytes of 0 and 255.
+/// Converts rows of single bits, each starting at a byte, to bytes of 0 and 255.
 fn expand_bits(rows: &[u8], width: usize) -> Vec<u8> {
     let row = |bytes: &[u8]| {
         let bits = (0..width).map(|place| (bytes[place / 8] >> (7 - place % 8)) & 1);

@@ -1,4 +1,4 @@
-//! The batches of one rank, one after the other.
+//! The batches of one rank, in order.
 
 mod pipeline;
 mod resident;
@@ -7,7 +7,7 @@ mod stages;
 use std::ops::Range;
 
 use super::DataError;
-use super::augment::Moment;
+use super::augment::TrainingMoment;
 use super::batch::{Batch, Readable};
 use super::order::Item;
 
@@ -16,26 +16,26 @@ pub(super) use resident::ResidentBatches;
 use stages::Progress;
 pub(crate) use stages::StageSeconds;
 
-/// What batches are to be made of.
+/// The batches to make.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) items: Vec<Item>,
     pub(super) batching: Batching,
-    /// The epoch that is trained; `None` to evaluate.
+    /// The epoch to train; `None` to evaluate.
     pub(super) epoch: Option<u32>,
     pub(super) readable: Readable,
 }
 
-/// The sizes of batches, one after the other and then again from the first on.
+/// The sizes of successive batches, repeated from the first on.
 #[derive(Clone, Debug)]
 pub(super) struct Batching {
-    /// Where each of them ends, within a round of all.
+    /// The end of each batch, within a round of all.
     ends: Vec<usize>,
     largest: usize,
 }
 
 impl Batching {
-    /// Of these sizes, none of which is 0. Without any there is nothing to be made.
+    /// Batches of these sizes, none of which is 0. Without sizes there are no batches.
     pub(super) fn new(sizes: impl IntoIterator<Item = usize>) -> Self {
         let (mut ends, mut largest) = (Vec::new(), 0);
         for size in sizes {
@@ -49,13 +49,13 @@ impl Batching {
         self.ends.last().copied().unwrap_or(1)
     }
 
-    /// The batch that an item is in.
+    /// The batch of an item.
     fn batch_of(&self, item: usize) -> usize {
         let within = item % self.round();
         item / self.round() * self.ends.len() + self.ends.partition_point(|end| *end <= within)
     }
 
-    /// The items of a batch, of `items` in all; none after the last one.
+    /// The items of a batch, out of `items`; empty after the last batch.
     fn items(&self, batch: usize, items: usize) -> Range<usize> {
         let count = self.ends.len().max(1);
         let (round, within) = (batch / count * self.round(), batch % count);
@@ -66,32 +66,32 @@ impl Batching {
 }
 
 impl Task {
-    /// The items of a batch; none after the last one.
+    /// The items of a batch; empty after the last batch.
     fn items_of(&self, batch: usize) -> Range<usize> {
         self.batching.items(batch, self.items.len())
     }
 
-    /// When in training an item is used; `None` to evaluate.
-    fn moment(&self, item: Item) -> Option<Moment> {
-        self.epoch.map(|epoch| Moment {
+    /// The moment in training at which an item is used; `None` to evaluate.
+    fn moment(&self, item: Item) -> Option<TrainingMoment> {
+        self.epoch.map(|epoch| TrainingMoment {
             epoch,
             place: item.place,
         })
     }
 }
 
-/// Batches in order. Holds what it needs of the data set.
+/// Batches in order. Holds all it needs of the data set.
 #[derive(Debug)]
 pub(crate) enum Batches {
-    /// Made when they are asked for, of images that the device holds, or is given as they are stored.
+    /// Made on demand, from images that the device holds or that are copied as stored.
     Resident(ResidentBatches),
     /// Made ahead by threads of the host.
     Prepared(Pipeline),
 }
 
 impl Batches {
-    /// The next batch, which may have to be waited for; `None` after the last one. On a GPU its copy and its operations
-    /// are queued, and nothing waits for them.
+    /// The next batch, for which it may wait; `None` after the last one. On a GPU its copy and
+    /// operations are queued without waiting.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, DataError> {
         match self {
             Self::Resident(batches) => batches.next(),
@@ -99,7 +99,7 @@ impl Batches {
         }
     }
 
-    /// Images that could not be read so far, on this rank.
+    /// Images that this rank could not read so far.
     pub(crate) fn left_out(&self) -> u64 {
         match self {
             Self::Resident(_) => 0,
@@ -107,7 +107,7 @@ impl Batches {
         }
     }
 
-    /// What threads of the host have done so far to make batches ahead; `None` where there are none.
+    /// What threads of the host have done so far; `None` without such threads.
     pub(crate) fn progress(&self) -> Option<Progress> {
         match self {
             Self::Resident(_) => None,

@@ -1,9 +1,9 @@
-//! Batches of images that threads of the host prepare ahead of the step that takes them.
+//! Batches of images that threads of the host prepare ahead of the step that uses them.
 //!
-//! Threads take images one by one in the order in which they are needed, and put their bytes into the block of their batch;
-//! whoever finishes the last one of a batch adds its parameters. The step's thread has the block copied to the device and
-//! finished there. Blocks are used in turn, each again once it has been copied, so threads stay a few batches ahead of the
-//! step and no further. Which thread does what changes nothing: an image depends on its place alone.
+//! Threads take images in order and write their bytes into their batch's block; whoever finishes
+//! the last one adds the parameters. The step's thread has the block copied to the device and
+//! finishes it there. Copied blocks are reused, so threads are at most a few batches ahead. Which
+//! thread does what changes nothing: an image depends on its place alone.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,18 +18,18 @@ use torch_ext::Transfer;
 use super::Task;
 use super::stages::{Progress, Stage, Stages};
 use crate::data::DataError;
-use crate::data::augment::{Finish, Layout, Moment, Parameters, Preparation};
+use crate::data::augment::{Finish, Layout, Parameters, Preparation, TrainingMoment};
 use crate::data::batch::Batch;
 use crate::data::labels::Label;
 use crate::data::order::Item;
 use crate::data::source::{ReadError, Source, Stored, check_label, pauses};
 
-/// Batches that are made ahead, and bytes that they may take together. One is always made.
+/// Number of batches that are made ahead, and their maximum bytes in total. One is always made.
 const AHEAD: usize = 4;
 const AHEAD_BYTES: usize = 1 << 30;
-/// Images in a row that are tried in place of one that cannot be read.
+/// How many successive images are tried in place of an unreadable one.
 const REPLACEMENTS: u64 = 100;
-/// Images left out that are named; more are only counted.
+/// How many left-out images are named; more are only counted.
 const NAMED: u64 = 100;
 
 /// Threads that make the batches of one epoch or evaluation. Dropping it ends them.
@@ -38,7 +38,7 @@ pub(crate) struct Pipeline {
     shared: Arc<Shared>,
     finish: Rc<Finish>,
     threads: Vec<JoinHandle<()>>,
-    /// Batches whose copy has begun.
+    /// Batches whose copy has started.
     sent: usize,
 }
 
@@ -48,7 +48,7 @@ struct Shared {
     preparation: Arc<Preparation>,
     task: Task,
     layout: Layout,
-    /// As many as there are batches ahead of the step, the one that is being made among them.
+    /// One per batch ahead of the step, including the one in progress.
     blocks: Vec<Mutex<Transfer>>,
     stages: Stages,
     state: Mutex<State>,
@@ -64,7 +64,7 @@ struct State {
     taken_items: usize,
     /// Batches that the step has taken.
     taken_batches: usize,
-    /// Images of batches that are not complete.
+    /// Images of incomplete batches.
     incomplete: BTreeMap<usize, Vec<(usize, Outcome)>>,
     done: BTreeMap<usize, BatchOutcome>,
     left_out: u64,
@@ -73,24 +73,24 @@ struct State {
 
 /// An image whose pixels are in their block.
 #[derive(Debug)]
-struct Prepared {
+struct PreparedImage {
     label: Label,
-    /// Its number, or that of the one in its place.
+    /// Its number, or that of its replacement.
     image: u64,
 }
 
 /// A batch whose pixels and parameters are in its block.
 #[derive(Debug)]
-struct Made {
+struct PreparedBatch {
     parameters: Parameters,
     /// [`Batch::digest`].
     digest: u32,
 }
 
-/// `None` if the image is left out. A panic is carried on to the step.
-type Outcome = std::thread::Result<Result<Option<Prepared>, DataError>>;
+/// `None` if the image is left out. A panic is passed on to the step.
+type Outcome = std::thread::Result<Result<Option<PreparedImage>, DataError>>;
 /// `None` if all of the batch's images are left out.
-type BatchOutcome = std::thread::Result<Result<Option<Made>, DataError>>;
+type BatchOutcome = std::thread::Result<Result<Option<PreparedBatch>, DataError>>;
 
 impl Pipeline {
     pub(in crate::data) fn start(
@@ -138,12 +138,12 @@ impl Pipeline {
         self.shared.lock().left_out
     }
 
-    /// What has been done so far.
+    /// The work done so far.
     pub(super) fn progress(&self) -> Progress {
         self.shared.stages.progress(self.threads.len())
     }
 
-    /// The next batch, for which this waits; `None` after the last one.
+    /// Waits for the next batch; `None` after the last one.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, DataError> {
         let shared = Arc::clone(&self.shared);
         while let Some((number, outcome)) = shared.wait_for_batch() {
@@ -180,14 +180,14 @@ impl Pipeline {
             .shared
             .block(number)
             .receive(|block| self.finish.squares(block, layout, parameters))?;
-        // What is ready is copied while the device works on this batch.
+        // Ready batches are copied while the device works on this one.
         while let Some(images) = self.shared.images_of(self.sent) {
             self.send(self.sent, images)?;
         }
         Ok(batch)
     }
 
-    /// Has a batch copied to the device.
+    /// Starts the copy of a batch to the device.
     fn send(&mut self, number: usize, images: usize) -> Result<(), DataError> {
         let bytes = self.shared.layout.bytes(images);
         self.shared.block(number).send(bytes)?;
@@ -201,25 +201,25 @@ impl Drop for Pipeline {
         self.shared.lock().closed = true;
         self.shared.room.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic went to the step that waited for the batch.
+            // A panic was passed on to the step that waited for the batch.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// No thread panics while it holds the lock.
+    /// No thread panics while holding the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The block of a batch. Bytes are all it holds, which are written before they are used: a panic breaks nothing.
+    /// The block of a batch. It holds only bytes, written before use, so a panic breaks nothing.
     fn block(&self, batch: usize) -> MutexGuard<'_, Transfer> {
         let block = &self.blocks[batch % self.blocks.len()];
         block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the next batch, once it is done, and what has become of it; `None` after the last one.
+    /// The number and outcome of the next batch, once it is done; `None` after the last one.
     fn wait_for_batch(&self) -> Option<(usize, BatchOutcome)> {
         let mut state = self.lock();
         let number = state.taken_batches;
@@ -234,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// Images of a batch if it is done and has any.
+    /// Images of a batch, if it is done and has any.
     fn images_of(&self, batch: usize) -> Option<usize> {
         match self.lock().done.get(&batch) {
             Some(Ok(Ok(Some(made)))) => Some(made.parameters.images()),
@@ -266,8 +266,8 @@ impl Shared {
         }
     }
 
-    /// Puts an image into its place in its batch's block.
-    fn prepare(&self, number: usize, resizer: &mut Resizer) -> Result<Option<Prepared>, DataError> {
+    /// Writes an image into its place in its batch's block.
+    fn prepare(&self, number: usize, resizer: &mut Resizer) -> Result<Option<PreparedImage>, DataError> {
         let Some((pixels, prepared)) = self.image(self.task.items[number], resizer)? else {
             return Ok(None);
         };
@@ -299,9 +299,13 @@ impl Shared {
         self.ready.notify_all();
     }
 
-    /// Reads an image. In training another one takes the place of one that cannot be read: a batch keeps its size.
-    fn image(&self, item: Item, resizer: &mut Resizer) -> Result<Option<(Vec<u8>, Prepared)>, DataError> {
-        let of = |(pixels, label), image| (pixels, Prepared { label, image });
+    /// Reads an image. In training another one replaces an unreadable one: batches keep their size.
+    fn image(
+        &self,
+        item: Item,
+        resizer: &mut Resizer,
+    ) -> Result<Option<(Vec<u8>, PreparedImage)>, DataError> {
+        let of = |(pixels, label), image| (pixels, PreparedImage { label, image });
         match self.read(item.image, item, resizer)? {
             Ok(found) => return Ok(Some(of(found, item.image))),
             Err(reason) => self.leave_out(item.image, &reason)?,
@@ -353,8 +357,8 @@ impl Shared {
         }))
     }
 
-    /// An image as it is stored. Where the storage fails this tries again for a while, as an image that is there must be neither
-    /// left out nor replaced; the inner error says what is wrong with the image.
+    /// A stored image. Storage failures are retried for a while, because an existing image must not
+    /// be left out or replaced. The inner error says what is wrong with the image.
     fn stored(&self, image: u64) -> Result<Result<Stored, String>, DataError> {
         let seconds = self.preparation.config.retry_seconds;
         let mut pauses = pauses(seconds).enumerate();
@@ -367,9 +371,7 @@ impl Shared {
             let pause = pauses.next();
             if let Some((0, _)) = pause {
                 let name = self.source.name(image);
-                tracing::warn!(
-                    "the storage fails, and {name} is not read ({error}): trying again for {seconds} s"
-                );
+                tracing::warn!("the storage failed to read {name} ({error}): retrying for {seconds} s");
             }
             if pause.is_none_or(|(_, pause)| self.pause(pause)) {
                 return Err(DataError::Storage {
@@ -381,7 +383,7 @@ impl Shared {
         }
     }
 
-    /// Waits, and gives whether nobody needs this thread any more.
+    /// Waits. Returns whether this thread is no longer needed.
     fn pause(&self, time: Duration) -> bool {
         let is_open = |state: &mut State| !state.closed;
         let waited = self.room.wait_timeout_while(self.lock(), time, is_open);
@@ -412,7 +414,7 @@ impl Shared {
             .refuse(self.source.name(image), reason, left_out)
     }
 
-    /// Adds the parameters to the pixels, between which no gap is left.
+    /// Adds the parameters to the pixels, and closes gaps between these.
     fn assemble(&self, batch: usize, mut images: Vec<(usize, Outcome)>) -> BatchOutcome {
         images.sort_unstable_by_key(|(number, _)| *number);
         let mut labels = Vec::with_capacity(images.len());
@@ -420,7 +422,7 @@ impl Shared {
         let mut digest = crc32fast::Hasher::new();
         for (number, outcome) in images {
             match outcome? {
-                Ok(Some(Prepared { label, image })) => {
+                Ok(Some(PreparedImage { label, image })) => {
                     labels.push(label);
                     kept.push(number);
                     digest.update(&image.to_le_bytes());
@@ -433,7 +435,7 @@ impl Shared {
             return Ok(Ok(None));
         }
         let items = kept.iter().map(|number| self.task.items[*number]);
-        let moments: Option<Vec<Moment>> = items.map(|item| self.task.moment(item)).collect();
+        let moments: Option<Vec<TrainingMoment>> = items.map(|item| self.task.moment(item)).collect();
         let parameters = self.preparation.parameters(&labels, moments.as_deref());
         let mut block = self.block(batch);
         let bytes = match block.host() {
@@ -447,7 +449,7 @@ impl Shared {
             }
         }
         parameters.write(bytes, self.layout);
-        Ok(Ok(Some(Made {
+        Ok(Ok(Some(PreparedBatch {
             parameters,
             digest: digest.finalize(),
         })))
@@ -473,15 +475,15 @@ mod tests {
     /// Longer than any wait in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// Images whose colour is their number; some of them are no images.
+    /// Images whose color is their number; some are not images.
     #[derive(Debug)]
     struct Numbered {
         len: u64,
         corrupt: Vec<u64>,
-        /// Above the label of every image.
+        /// Added to the label of every image.
         first_label: i64,
         reads: AtomicU64,
-        /// Reads that the storage fails from now on.
+        /// Number of coming reads that the storage fails.
         failures: AtomicU64,
     }
 
@@ -595,7 +597,7 @@ mod tests {
         assert!(!timeout.timed_out(), "{} batches are made", state.done.len());
         drop(state);
         drop(pipeline);
-        // All threads have ended; without the bound they would have read more.
+        // All threads have ended. Without the limit they would have read more.
         assert_eq!(source.reads.load(Ordering::SeqCst), 2 * (AHEAD as u64 + 1));
         assert_eq!(Arc::strong_count(&source), 1, "all threads have ended");
     }
@@ -605,7 +607,7 @@ mod tests {
         let allowed = "maxCorruptFraction: 0.1";
         let (images, labels) = all(start(allowed, &[5, 23], Some(0), 4, 2).0).expect("reads");
         assert_eq!(images.size()[0], 24);
-        // Image 23 comes first and gives its place to image 0; 5 gives it to 6.
+        // Image 23 comes first and is replaced by image 0; 5 is replaced by 6.
         assert_eq!((labels[0], labels[18]), (0, 6));
         let (images, labels) = all(start(allowed, &[5, 23], None, 4, 2).0).expect("reads");
         assert_eq!((images.size()[0], labels.len(), labels[0]), (22, 22, 2));
@@ -619,7 +621,7 @@ mod tests {
         assert_eq!(images.size()[0], 21, "a batch may have nothing left");
     }
 
-    /// Images that show the classes of the bits of their number.
+    /// Images whose classes are the bits of their number.
     #[derive(Debug)]
     struct Bits(Numbered);
 
@@ -691,7 +693,7 @@ mod tests {
             let error = all(start("fraction: 1.0", &[9], epoch, 4, 2).0).expect_err("refused");
             assert_eq!(
                 error.to_string(),
-                "image 9 cannot be read: it is no JPEG, PNG, WebP or TIFF file (of 24 images 1 cannot, by this rank's count; data.maxCorruptFraction of 0 allows 0)"
+                "image 9 cannot be read: it is not a JPEG, PNG, WebP or TIFF file (this rank could not read 1 of 24 images; data.maxCorruptFraction of 0 allows 0)"
             );
         }
         let all_corrupt: Vec<u64> = (0..24).collect();

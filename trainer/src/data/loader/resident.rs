@@ -7,12 +7,12 @@ use torch_ext::Transfer;
 
 use super::Task;
 use crate::data::DataError;
-use crate::data::augment::{Finish, Layout, Moment, Preparation};
+use crate::data::augment::{Finish, Layout, Preparation, TrainingMoment};
 use crate::data::batch::Batch;
 use crate::data::labels::Label;
 use crate::data::resident::Resident;
 
-/// While the device still works on one batch, the host writes what it needs for the next.
+/// The host writes the next batch's parameters while the device works on one batch.
 const IN_FLIGHT: usize = 2;
 
 /// Batches of images in memory.
@@ -29,7 +29,7 @@ pub(crate) struct ResidentBatches {
 }
 
 impl ResidentBatches {
-    /// `on_device`: the device holds the images, and is not given them batch by batch.
+    /// `on_device`: the device holds the images, instead of a copy per batch.
     pub(in crate::data) fn new(
         images: Rc<Resident>,
         on_device: bool,
@@ -62,7 +62,7 @@ impl ResidentBatches {
         let (images, labels) = self.images.stored();
         let rows = self.images.rows(items);
         let labels: Vec<Label> = rows.iter().map(|row| labels.of(*row as usize)).collect();
-        let moments: Option<Vec<Moment>> = items.iter().map(|item| self.task.moment(*item)).collect();
+        let moments: Option<Vec<TrainingMoment>> = items.iter().map(|item| self.task.moment(*item)).collect();
         let [height, width] = [2, 3].map(|dimension| images.size()[dimension] as u32);
         let parameters =
             self.preparation
@@ -102,7 +102,7 @@ mod tests {
         "{randomResizedCrop: {}, horizontalFlip: 0.5, randomErasing: 0.5, mixup: 0.8, cutmix: 1.0}";
 
     fn batches(images: &Tensor, on_device: bool, epoch: Option<u32>) -> Vec<Batch> {
-        let labels = Labels::of_classes((0..10).collect());
+        let labels = Labels::from_classes((0..10).collect());
         batches_of(images, labels, Loss::CrossEntropy, on_device, epoch)
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let lists: Vec<Vec<i32>> = (0..10).map(|image| (0..image % 4).collect()).collect();
         for epoch in [Some(1), None] {
             let of = |on_device| {
-                let labels = Labels::of_lists(&lists);
+                let labels = Labels::from_lists(&lists);
                 batches_of(&floats, labels, Loss::BinaryCrossEntropy, on_device, epoch)
             };
             let (held, given) = (of(true), of(false));
@@ -181,7 +181,7 @@ mod tests {
                 }
             }
         }
-        // Two batches are in flight, and the first is not overwritten by the third.
+        // Two batches are in flight, and the third does not overwrite the first.
         let all = batches(&bytes, false, None);
         let labels: Vec<i64> = all
             .iter()

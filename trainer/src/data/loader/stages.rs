@@ -1,4 +1,4 @@
-//! What the time goes to in which batches are made.
+//! How much time each stage of making batches takes.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds by what they were spent on, added up over all threads.
+/// Seconds per stage, summed over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StageSeconds {
     /// Reading files.
@@ -15,12 +15,12 @@ pub(crate) struct StageSeconds {
     pub(crate) decode: f64,
     /// Cutting, resizing, mirroring.
     pub(crate) geometry: f64,
-    /// Operations on colours.
+    /// Changing colors.
     pub(crate) color: f64,
-    /// Putting images together in memory from which the device copies.
+    /// Collecting images in memory from which the device copies.
     pub(crate) assemble: f64,
-    /// What the thread that asks for batches does itself: the copy, normalisation, erasing and mixing. On a GPU, to queue
-    /// them.
+    /// The work of the thread that asks for batches: copy, normalization, erasing and mixing. On a
+    /// GPU, queuing it.
     pub(crate) finish: f64,
 }
 
@@ -34,17 +34,17 @@ pub(super) enum Stage {
     Finish,
 }
 
-/// What has been done so far.
+/// The work done so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     /// Threads of the host that prepare images.
     pub(crate) threads: usize,
-    /// Images that they have put into batches.
+    /// Images that these have put into batches.
     pub(crate) prepared: u64,
     pub(crate) seconds: StageSeconds,
 }
 
-/// Nanoseconds of each stage and prepared images, which threads add to.
+/// Nanoseconds per stage and prepared images, to which threads add.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     nanoseconds: [AtomicU64; Stage::Finish as usize + 1],
@@ -85,7 +85,7 @@ impl Stages {
 }
 
 impl StageSeconds {
-    /// With their names, in the order in which an image passes them.
+    /// With names, in the order in which an image passes them.
     pub(crate) fn named(&self) -> [(&'static str, f64); 6] {
         [
             ("read", self.read),
@@ -97,12 +97,12 @@ impl StageSeconds {
         ]
     }
 
-    /// Of all stages together.
+    /// The sum of all stages.
     pub(crate) fn sum(&self) -> f64 {
         self.named().iter().map(|(_, seconds)| seconds).sum()
     }
 
-    /// Of one image, where so many were prepared, and so many of them taken.
+    /// Per image, for so many prepared and so many taken images.
     pub(crate) fn per_image(self, prepared: u64, taken: u64) -> Self {
         let [prepared, taken] = [prepared, taken].map(|images| images as f64);
         Self {

@@ -1,4 +1,4 @@
-//! One Parquet file: its columns, its labels, and where the pages with images lie.
+//! One Parquet file: its columns, its labels, and the places of pages with images.
 
 use std::io::{BufReader, Seek as _, SeekFrom};
 use std::path::Path;
@@ -30,7 +30,7 @@ const HEADER_BYTES: usize = 4096;
 /// The label of a row that has none.
 pub(super) const NO_LABEL: i32 = i32::MIN;
 
-/// A file, for the reader of the format.
+/// A file, for the Parquet reader.
 #[derive(Clone, Debug)]
 pub(super) struct ParquetFile {
     pub(super) files: Arc<Files>,
@@ -38,7 +38,7 @@ pub(super) struct ParquetFile {
     pub(super) bytes: u64,
 }
 
-/// Where images and labels are.
+/// The columns of images and labels.
 #[derive(Clone, Debug)]
 pub(super) struct Columns {
     pub(super) image: usize,
@@ -47,7 +47,7 @@ pub(super) struct Columns {
     pub(super) has_lists: bool,
     /// Whether a row may have no list.
     may_lack_list: bool,
-    /// Names of the classes, where Hugging Face's metadata has them.
+    /// Names of the classes, if Hugging Face's metadata has them.
     pub(super) classes: Vec<String>,
 }
 
@@ -57,11 +57,11 @@ pub(super) struct Chunk {
     pub(super) file: ParquetFile,
     pub(super) column: ColumnChunkMetaData,
     rows: usize,
-    /// Of its pages with values; a page of other values (a dictionary) may come before.
+    /// Its pages with values; a dictionary page may come before.
     pub(super) pages: Vec<PageLocation>,
 }
 
-/// Where a page is, and which of its chunk's rows is its first.
+/// The place of a page, and the first of its rows in the chunk.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) struct Place {
     offset: i64,
@@ -79,14 +79,14 @@ impl From<Place> for PageLocation {
     }
 }
 
-/// The columns that a manifest names, if it does.
+/// The columns that a manifest names, if any.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::data) struct Named<'a> {
     pub(in crate::data) image: Option<&'a str>,
     pub(in crate::data) label: Option<&'a str>,
 }
 
-/// What Hugging Face's `datasets` writes beside the schema.
+/// The metadata of Hugging Face's `datasets` beside the schema.
 #[derive(Default, Deserialize)]
 struct HuggingFace {
     #[serde(default)]
@@ -105,7 +105,7 @@ impl ParquetFile {
     }
 
     pub(super) fn metadata(&self) -> Result<ParquetMetaData, ParquetError> {
-        // The least and the largest image of each row group are of no use.
+        // The minimum and maximum image of each row group are useless.
         let options =
             ParquetMetaDataOptions::new().with_column_stats_policy(ParquetStatisticsPolicy::SkipAll);
         let reader = ParquetMetaDataReader::new().with_metadata_options(Some(options));
@@ -129,7 +129,7 @@ impl ParquetFile {
         chunk.collect()
     }
 
-    /// The places of the pages of images in each row group: by the file's index, or else by the headers before them.
+    /// The places of the image pages in each row group, from the file's index or pages' headers.
     pub(super) fn pages(
         &self,
         metadata: &ParquetMetaData,
@@ -141,7 +141,7 @@ impl ParquetFile {
         let ranges = ranges.unwrap_or_default();
         let start = ranges.iter().map(|range| range.start).min().unwrap_or(0);
         let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        // Those of a file lie together, and are read together.
+        // A file's indices are adjacent, and read together.
         let index = match end {
             0 => Bytes::new(),
             end => self.get_bytes(start, (end - start) as usize)?,
@@ -172,7 +172,7 @@ impl ParquetFile {
             let rows = group.num_rows() as usize;
             let (start, bytes) = column.byte_range();
             // It is small, and read at once.
-            let held = Held {
+            let held = HeldBytes {
                 start,
                 bytes: self.get_bytes(start, bytes as usize)?,
             };
@@ -191,19 +191,19 @@ impl ParquetFile {
 }
 
 impl Chunk {
-    /// The images of a page; none where a row has none.
+    /// The images of a page; `None` for rows without one.
     pub(super) fn images(&self, page: usize) -> Result<Vec<Option<ByteArray>>, ParquetError> {
         let first = self.pages[0].clone();
         let this = self.pages[page].clone();
         let before = this.first_row_index as usize;
-        // The reader takes what comes before the first page for a dictionary, and skips the first page without reading it.
+        // The reader takes whatever precedes the first page for a dictionary, and skips that page.
         let pages = if page == 0 { vec![this] } else { vec![first, this] };
         let rows = self.rows_until(page);
         let reader = SerializedPageReader::new(Arc::new(self.file.clone()), &self.column, rows, Some(pages))?;
         values::<ByteArrayType>(self.column.column_descr_ptr(), reader, before, rows - before)
     }
 
-    /// Rows of the chunk to the end of a page.
+    /// Rows of the chunk up to the end of a page.
     fn rows_until(&self, page: usize) -> usize {
         let after = self.pages.get(page + 1);
         after.map_or(self.rows, |after| after.first_row_index as usize)
@@ -218,15 +218,15 @@ impl Chunk {
     }
 }
 
-/// The rows of a column, as the format stores them: values, and the levels that tell which of them a row has.
+/// The rows of a column as stored: values, and the levels that assign them to rows.
 struct Records<T> {
     values: Vec<T>,
     levels: Vec<i16>,
-    /// Of columns with lists.
+    /// For columns with lists.
     repeats: Vec<i16>,
 }
 
-/// Reads so many rows after others.
+/// Reads `rows` rows after the first `skipped`.
 fn records<T: DataType>(
     description: ColumnDescPtr,
     pages: SerializedPageReader<impl ChunkReader + 'static>,
@@ -250,7 +250,7 @@ fn records<T: DataType>(
         let (records, _, _) = column.read_records(all - read, Some(levels), Some(repeats), values)?;
         if records == 0 {
             return Err(ParquetError::EOF(format!(
-                "it has {read} rows where its metadata tells of {all}"
+                "it has {read} rows, but its metadata says {all}"
             )));
         }
         read += records;
@@ -258,20 +258,20 @@ fn records<T: DataType>(
     Ok(found)
 }
 
-/// [`NO_LABEL`] where there is none.
+/// [`NO_LABEL`] if there is none.
 fn class_of(value: Option<impl Into<i64>>) -> Result<i32, ParquetError> {
     let class = value.map_or(NO_LABEL.into(), Into::into);
-    // Beyond what any model has as classes.
+    // Beyond any model's classes.
     i32::try_from(class).map_err(|_| ParquetError::General(format!("it has the label {class}")))
 }
 
 fn single(values: Vec<Option<impl Into<i64>>>) -> Result<Labels, ParquetError> {
     let classes: Result<Vec<i32>, _> = values.into_iter().map(class_of).collect();
-    classes.map(Labels::of_classes)
+    classes.map(Labels::from_classes)
 }
 
-/// The lists of so many rows: [`NO_LABEL`] in place of a list, or of a number in one, that is not there. How rows and
-/// lists become levels: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
+/// The lists of `rows` rows: [`NO_LABEL`] in place of a missing list, or of a missing number in
+/// one. Levels of rows and lists: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
 fn lists<T: DataType<T: Into<i64>>>(
     description: ColumnDescPtr,
     pages: SerializedPageReader<impl ChunkReader + 'static>,
@@ -291,7 +291,7 @@ fn lists<T: DataType<T: Into<i64>>>(
         if repeat == 0 {
             found.push(Vec::new());
         }
-        // No list, or no number in one, is below the level of a value.
+        // A missing list, or a missing number in one, is below the level of a value.
         let value = if level == most { values.next() } else { None };
         if level != empty
             && let Some(list) = found.last_mut()
@@ -299,10 +299,10 @@ fn lists<T: DataType<T: Into<i64>>>(
             list.push(class_of(value)?);
         }
     }
-    Ok(Labels::of_lists(found))
+    Ok(Labels::from_lists(found))
 }
 
-/// So many values of a column without lists, after others.
+/// Values of `rows` rows after the first `skipped`, of a column without lists.
 fn values<T: DataType>(
     description: ColumnDescPtr,
     pages: SerializedPageReader<impl ChunkReader + 'static>,
@@ -321,19 +321,19 @@ fn values<T: DataType>(
         .collect())
 }
 
-/// The reader of pages tells of a page how many rows it has, but not where it lies: it asks for bytes from there on.
-struct Asked {
+/// The page reader reports a page's rows but not its place: bytes are requested from there.
+struct OffsetRecorder {
     file: ParquetFile,
     last: Mutex<u64>,
 }
 
-impl Length for Asked {
+impl Length for OffsetRecorder {
     fn len(&self) -> u64 {
         self.file.len()
     }
 }
 
-impl ChunkReader for Asked {
+impl ChunkReader for OffsetRecorder {
     type T = BufReader<Reader>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
@@ -346,19 +346,19 @@ impl ChunkReader for Asked {
     }
 }
 
-/// Bytes of a file from some place on.
-struct Held {
+/// Bytes of a file from an offset on.
+struct HeldBytes {
     start: u64,
     bytes: Bytes,
 }
 
-impl Length for Held {
+impl Length for HeldBytes {
     fn len(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
 }
 
-impl ChunkReader for Held {
+impl ChunkReader for HeldBytes {
     type T = bytes::buf::Reader<Bytes>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
@@ -378,7 +378,7 @@ impl ChunkReader for Held {
     }
 }
 
-/// The pages of a column chunk, by the index at the file's end.
+/// The pages of a column chunk, from the index at the file's end.
 fn indexed_pages(
     index: &[u8],
     column: &ColumnChunkMetaData,
@@ -412,16 +412,16 @@ fn indexed_pages(
 }
 
 fn contradiction() -> ParquetError {
-    ParquetError::General("the index of its pages contradicts what it says of its columns".into())
+    ParquetError::General("its page index contradicts its column metadata".into())
 }
 
-/// The pages of a column chunk, by the headers before them.
+/// The pages of a column chunk, from their headers.
 fn pages_by_headers(
     file: &ParquetFile,
     column: &ColumnChunkMetaData,
     rows: usize,
 ) -> Result<Vec<Place>, ParquetError> {
-    let asked = Arc::new(Asked {
+    let asked = Arc::new(OffsetRecorder {
         file: file.clone(),
         last: Mutex::default(),
     });
@@ -443,7 +443,7 @@ fn pages_by_headers(
     }
     if row != rows {
         return Err(ParquetError::General(format!(
-            "its pages have {row} rows, where its metadata tells of {rows}"
+            "its pages have {row} rows, but its metadata says {rows}"
         )));
     }
     let (start, bytes) = column.byte_range();
@@ -456,7 +456,7 @@ fn pages_by_headers(
 }
 
 impl Columns {
-    /// Those that are named, or else the only ones that can be meant. An error says what there is.
+    /// The named columns, or else the only ones possible. An error lists the columns.
     pub(super) fn find(metadata: &ParquetMetaData, named: Named<'_>) -> Result<Self, String> {
         let file = metadata.file_metadata();
         let text = file
@@ -479,7 +479,7 @@ impl Columns {
                 .collect()
         };
         let schema = file.schema_descr();
-        // What is marked, and what goes by a usual name: one of them must be named where there are several.
+        // Marked columns, and one with a usual name. If there are several, one must be named.
         let pick = |field: &str, named: Option<&str>, mut marked: Vec<String>, usual: &[&str]| {
             if let Some(name) = named {
                 return Ok(name.to_owned());
@@ -493,7 +493,7 @@ impl Columns {
             match marked.as_slice() {
                 [name] => Ok(name.clone()),
                 [] => Err(format!(
-                    "no column is called {}: name it in data.{field}; it has {}",
+                    "no column is named {}: set data.{field}; it has {}",
                     usual.join(" or "),
                     names(schema)
                 )),
@@ -525,7 +525,7 @@ impl Columns {
         };
         let Some(image) = image.filter(|place| is_file(&schema.column(*place))) else {
             return Err(format!(
-                "column {image_name} has no image files: they are bytes, or a struct with such a field `bytes`"
+                "column {image_name} has no image files: it must have bytes, or a struct with bytes in a field `bytes`"
             ));
         };
         let label = only(schema, "labelColumn", &label_name, |path| {
@@ -546,14 +546,15 @@ impl Columns {
         let Some(label) = label.filter(|place| is_number(*place)) else {
             let inside = in_column(schema, &label_name);
             return Err(format!(
-                "column {label_name} has no class numbers, one or a list in each row: it is {}",
+                "column {label_name} must have a class number or a list of them in each row, but is {}",
                 inside
                     .first()
                     .map_or_else(String::new, |place| described(&schema.column(*place)))
             ));
         };
         let feature = features.get(&label_name);
-        // Of a list the feature is that of its numbers, in a list or by this name, as the version of `datasets` has it.
+        // A list's feature nests its numbers' one, in a list or by this name, depending on
+        // `datasets`.
         let inner = feature.map(|feature| feature.get("feature").or(feature.get(0)).unwrap_or(feature));
         let classes = inner
             .and_then(|feature| feature.get("names"))
@@ -570,8 +571,8 @@ impl Columns {
     }
 }
 
-/// Whether a column is a list of single values in three levels, as the format has them since 2014: a group with a repeated
-/// group with the value.
+/// Whether a column is a list of single values in three levels, the format's since 2014: a group
+/// with a repeated group with the value.
 fn is_in_list(root: &SchemaType) -> bool {
     let inner = |group: &SchemaType| match group.is_group().then(|| group.get_fields()) {
         Some([inner]) => Some(Arc::clone(inner)),
@@ -583,7 +584,7 @@ fn is_in_list(root: &SchemaType) -> bool {
     })
 }
 
-/// Columns of values that are the column of this name, or within it.
+/// Value columns that are the column of this name, or within it.
 fn in_column(schema: &SchemaDescriptor, name: &str) -> Vec<usize> {
     let columns = schema.columns().iter().enumerate();
     let inside =
@@ -591,7 +592,7 @@ fn in_column(schema: &SchemaDescriptor, name: &str) -> Vec<usize> {
     inside.map(|(place, _)| place).collect()
 }
 
-/// The one of the column's values that lies at such a path; none where it has others. An error where there is no such column.
+/// The column's only value at a wanted path; `None` if there is none. An error without the column.
 fn only(
     schema: &SchemaDescriptor,
     field: &str,

@@ -1,7 +1,7 @@
 //! Parquet files as Hugging Face's `datasets` writes them: a column with image files and one with class numbers.
 //!
-//! Pages are what is read of a file; `datasets` writes them of about a megabyte. They are found once, by an index or their headers; an epoch goes through them in random
-//! order and mixes the images of so many as are kept, so that each is read once an epoch.
+//! Files are read by page, of about a megabyte in `datasets`. Pages are found once, by an index or
+//! headers. An epoch reads each page once, in random order, and mixes the images of the kept pages.
 
 mod file;
 
@@ -27,14 +27,14 @@ pub(super) use file::Named;
 use file::{Chunk, Columns, NO_LABEL, ParquetFile, Place};
 
 const EXPECTED: &str =
-    "a folder of Parquet files has some ending in .parquet, whose names or folders have the word train";
-const SAVED: &str = "save_to_disk of Hugging Face's datasets writes Arrow files, which are not read: write the set with to_parquet";
-/// Images that are mixed with one another take about so many bytes, and those that are kept twice as many.
+    "a parquet data set has files ending in .parquet with the word train in their names or folders";
+const SAVED: &str = "save_to_disk of Hugging Face's datasets writes Arrow files, which are not supported: write the set with to_parquet";
+/// Approximate bytes of images that are mixed with one another; twice as many are kept.
 const MIXED_BYTES: u64 = 128 << 20;
-/// Pages that are larger on average are told of.
+/// A warning is logged if pages are larger on average.
 const LARGE_PAGE_BYTES: u64 = 32 << 20;
-const DAMAGED: &str = "it is damaged: what it says of itself contradicts itself";
-/// What each split is called, as a word in the name of a file or its folder: as `datasets` has them.
+const DAMAGED: &str = "it is damaged: its metadata contradicts itself";
+/// The name of each split, as a word in the name of a file or its folder, as in `datasets`.
 const SPLITS: [(Split, &[&str]); 3] = [
     (Split::Train, &["train", "training"]),
     (Split::Validation, &["validation", "valid", "val", "dev"]),
@@ -54,15 +54,15 @@ pub(super) struct Parquet {
     folder: PathBuf,
     chunks: Vec<Chunk>,
     pages: Vec<Page>,
-    /// Rows of each page, of which the first are used.
+    /// Used rows of each page: the first ones.
     lengths: Vec<u32>,
-    /// [`NO_LABEL`] where a row has none.
+    /// [`NO_LABEL`] if a row has none.
     labels: Labels,
     classes: Vec<String>,
     /// Whether a row has a list of classes.
     has_lists: bool,
     mixed_pages: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<PageCache>,
     passed_over: PassedOver,
 }
 
@@ -71,19 +71,19 @@ struct Page {
     chunk: u32,
     /// Within the chunk.
     number: u32,
-    /// Image of its first row.
+    /// The image in its first row.
     first: u32,
 }
 
-/// What is found in a file.
+/// The contents of a file.
 struct Listed {
     columns: Columns,
     chunks: Vec<Chunk>,
-    /// [`NO_LABEL`] where a row has none.
+    /// [`NO_LABEL`] if a row has none.
     labels: Labels,
 }
 
-/// What is found in a file beside its metadata.
+/// The contents of a file except its metadata.
 #[derive(Deserialize, Serialize)]
 struct Scanned {
     /// Of each row group.
@@ -94,12 +94,12 @@ struct Scanned {
 type Images = Arc<Vec<Option<ByteArray>>>;
 
 /// A page, once it has been read.
-type Slot = Arc<Mutex<Option<Images>>>;
+type PageSlot = Arc<Mutex<Option<Images>>>;
 
-/// Pages that were asked for last.
+/// The pages used last.
 #[derive(Debug, Default)]
-struct Kept {
-    pages: VecDeque<(usize, u64, Slot)>,
+struct PageCache {
+    pages: VecDeque<(usize, u64, PageSlot)>,
     bytes: u64,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn open(
     let unnamed = splits.remove(&None);
     let mut passed_over = PassedOver::new();
     if splits.is_empty() {
-        // As `datasets`: files that tell of no split are for training.
+        // As in `datasets`: files that name no split are for training.
         splits.extend(unnamed.map(|paths| (Some(Split::Train), paths)));
     } else if let Some(paths) = unnamed {
         passed_over.insert("Parquet files that name no split".into(), paths.len() as u64);
@@ -170,11 +170,11 @@ pub(super) fn open(
             }
             Some(list(paths)?)
         }
-        // Those of a contest have no labels, or -1.
+        // A contest's have no labels, or -1.
         (None, Some(paths)) => {
             let count = paths.clone();
             match list(paths) {
-                // Where some have labels, what the others lack is told.
+                // If some have labels, missing ones are reported.
                 Ok(test) if test.labels.classes().iter().any(|class| *class >= 0) => Some(test),
                 Ok(_) | Err(DataError::Parquet { .. }) => {
                     not_used(&count, ", which have no labels");
@@ -191,13 +191,13 @@ pub(super) fn open(
     {
         return Err(DataError::Parquet {
             path: folder.into(),
-            message: "its files to evaluate have other names of classes than those to train on".into(),
+            message: "its files to evaluate have other class names than its training files".into(),
         });
     }
     Ok((train, validation))
 }
 
-/// Which split the words of a file's name tell, or else those of the folders that it lies in; and the folders before these.
+/// The split named by a file's name, or else by its folders, and the folders before those.
 fn split_of(path: &Path) -> Option<(Split, PathBuf)> {
     let split_of_name = |name: &OsStr| {
         let name = shown_name(name).to_ascii_lowercase();
@@ -213,7 +213,7 @@ fn split_of(path: &Path) -> Option<(Split, PathBuf)> {
     })
 }
 
-/// All that end in `.parquet`, sorted.
+/// All files that end in `.parquet`, sorted.
 fn parquet_files(root: &Root) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     match root {
@@ -229,7 +229,7 @@ fn parquet_files(root: &Root) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Of the folders on the way here none may come again: links can lead in a circle.
+/// No folder on the path may occur twice, because links can form a cycle.
 fn find_files(folder: &Path, way: &mut Vec<(u64, u64)>, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
     let missing = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => DataError::Missing {
@@ -262,7 +262,7 @@ fn find_files(folder: &Path, way: &mut Vec<(u64, u64)>, files: &mut Vec<PathBuf>
 }
 
 impl Parquet {
-    /// Lists what the files hold, several at a time.
+    /// Lists the contents of the files, several at a time.
     fn list(root: &Root, paths: Vec<PathBuf>, named: Named<'_>, threads: usize) -> Result<Self, DataError> {
         let folder = root.path();
         let files = Arc::new(root.files(paths));
@@ -294,13 +294,13 @@ impl Parquet {
             } else if set.classes != columns.classes {
                 return Err(DataError::Parquet {
                     path: path.clone(),
-                    message: format!("it has other names of classes than {}", files.path(0).display()),
+                    message: format!("it has other class names than {}", files.path(0).display()),
                 });
             } else if set.has_lists != columns.has_lists {
                 return Err(DataError::Parquet {
                     path: path.clone(),
                     message: format!(
-                        "a row of it has a class number or a list of them, and one of {} the other",
+                        "its rows and those of {} differ: one has class numbers, the other lists of them",
                         files.path(0).display()
                     ),
                 });
@@ -333,16 +333,14 @@ impl Parquet {
             });
         }
         if let Some(missing) = missing_shards(files.paths()) {
-            set.passed_over.insert(
-                "Parquet files that are missing by the names of the others".into(),
-                missing,
-            );
+            set.passed_over
+                .insert("Parquet files missing by the names of the others".into(), missing);
         }
         let page_bytes = (bytes / set.pages.len().max(1) as u64).max(1);
         set.mixed_pages = (MIXED_BYTES / page_bytes).max(1) as usize;
         if page_bytes > LARGE_PAGE_BYTES {
             tracing::warn!(
-                "pages of {} have {} on average, and are read as a whole: smaller row groups mix images better and take less memory",
+                "pages of {} have {} on average, and are read as a whole: smaller row groups mix images better and need less memory",
                 folder.display(),
                 ByteSize(page_bytes)
             );
@@ -358,18 +356,18 @@ impl Parquet {
             *length = (*length).min(rest);
             rest -= *length;
         }
-        // Pages without images would leave the others that are mixed with them few.
+        // Pages without images would reduce the mixing of the others.
         let used = self.lengths.iter().rposition(|length| *length > 0);
         self.lengths.truncate(used.map_or(0, |last| last + 1));
         self.pages.truncate(self.lengths.len());
     }
 
-    /// The page that an image is in.
+    /// The page of an image.
     fn page_of(&self, image: u64) -> usize {
         self.pages.partition_point(|page| u64::from(page.first) <= image) - 1
     }
 
-    /// Read by one thread, for which others wait.
+    /// One thread reads a page, and others wait for it.
     fn images_of(&self, number: usize) -> Result<Images, ParquetError> {
         let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = kept().slot(number);
@@ -389,17 +387,17 @@ impl Parquet {
     }
 }
 
-impl Kept {
-    fn slot(&mut self, number: usize) -> Slot {
+impl PageCache {
+    fn slot(&mut self, number: usize) -> PageSlot {
         let place = self.pages.iter().position(|(known, _, _)| *known == number);
         let known = place.and_then(|place| self.pages.remove(place));
-        let page = known.unwrap_or_else(|| (number, 0, Slot::default()));
+        let page = known.unwrap_or_else(|| (number, 0, PageSlot::default()));
         let slot = Arc::clone(&page.2);
         self.pages.push_back(page);
         slot
     }
 
-    /// Counts what a page takes that has been read, and lets go of those that were asked for longest ago.
+    /// Counts the bytes of a page that was read, and drops those used longest ago.
     fn fill(&mut self, number: usize, bytes: u64) {
         if let Some(page) = self.pages.iter_mut().find(|(known, _, _)| *known == number) {
             self.bytes += bytes - page.1;
@@ -411,7 +409,7 @@ impl Kept {
     }
 }
 
-/// How many files of `train-00000-of-00003.parquet` and its like are not there.
+/// Number of missing files in a series such as `train-00000-of-00003.parquet`.
 fn missing_shards(paths: &[PathBuf]) -> Option<u64> {
     let mut sets = BTreeMap::<(PathBuf, u64), u64>::new();
     for path in paths {
@@ -443,11 +441,11 @@ fn list_file(files: &Arc<Files>, number: u32, named: Named<'_>) -> Result<Listed
         path: path.into(),
         message,
     };
-    let unreadable = |error| match of_storage(error) {
+    let unreadable = |error| match read_error(error) {
         ReadError::Storage(error) => at_first_read(path, &error),
         ReadError::Bad(message) => refused(message),
     };
-    // The library takes some of what a damaged file says for granted.
+    // The library trusts some values of a damaged file.
     let listed = catch_unwind(AssertUnwindSafe(|| {
         let metadata = file.metadata().map_err(unreadable)?;
         let columns = Columns::find(&metadata, named).map_err(refused)?;
@@ -475,8 +473,8 @@ fn list_file(files: &Arc<Files>, number: u32, named: Named<'_>) -> Result<Listed
     listed.unwrap_or_else(|_| Err(refused(DAMAGED.to_owned())))
 }
 
-/// Whether the storage failed, or the file is no good.
-fn of_storage(error: ParquetError) -> ReadError {
+/// Whether the storage failed or the file is invalid.
+fn read_error(error: ParquetError) -> ReadError {
     match error {
         ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
             Ok(error) if is_of_storage(&error) => ReadError::Storage(*error),
@@ -488,7 +486,7 @@ fn of_storage(error: ParquetError) -> ReadError {
             let codec = text.rsplit_once("Disabled feature at compile time: ");
             ReadError::Bad(codec.map_or(text.clone(), |(_, codec)| {
                 format!(
-                    "it is compressed with {codec}, which is not read: write it with snappy, zstd or none"
+                    "it is compressed with {codec}, which is not supported: write it with snappy, zstd or none"
                 )
             }))
         }
@@ -504,11 +502,11 @@ impl Source for Parquet {
         let label = self.label(image)?;
         let page = self.page_of(image);
         let images = catch_unwind(AssertUnwindSafe(|| self.images_of(page)));
-        let images = images.map_err(|_| DAMAGED.to_owned())?.map_err(of_storage)?;
+        let images = images.map_err(|_| DAMAGED.to_owned())?.map_err(read_error)?;
         let row = image - u64::from(self.pages[page].first);
         let file = images.get(row as usize).and_then(Option::as_ref);
         let file = file.ok_or_else(|| {
-            "its row has no bytes of an image; a path alone is not read, files must be embedded".to_owned()
+            "its row has no image bytes; files must be embedded, not only their paths".to_owned()
         })?;
         Ok(Stored {
             file: file.data().to_vec(),
@@ -530,7 +528,7 @@ impl Source for Parquet {
             let path = path.strip_prefix(&self.folder).unwrap_or(path);
             path.as_os_str().as_encoded_bytes().to_vec()
         });
-        // The order goes by pages.
+        // The order depends on pages.
         let pages = self.lengths.iter().map(|length| length.to_le_bytes().to_vec());
         fingerprint(files.chain(self.labels.parts()).chain(pages))
     }
@@ -538,7 +536,7 @@ impl Source for Parquet {
     fn name(&self, image: u64) -> String {
         let page = self.pages[self.page_of(image)];
         let chunk = &self.chunks[page.chunk as usize];
-        // Rows are counted from the beginning of the file.
+        // Rows count from the start of the file.
         let number = chunk.file.number;
         let first = self
             .pages
@@ -570,7 +568,7 @@ mod tests {
     use crate::data::decode::decode;
     use crate::data::fixtures;
 
-    /// Files that `tests/peers/parquet_files.py` made.
+    /// Files from `tests/peers/parquet_files.py`.
     fn goldens(folder: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../tests/peers/goldens/parquet")
@@ -586,7 +584,7 @@ mod tests {
         error.replace(folder.to_str().expect("a name"), "DIR")
     }
 
-    /// Colour and class of each image, as the files were made.
+    /// Color and class of each image, as the files were made.
     fn made(rows: u64, file: u8) -> Vec<([u8; 3], i64)> {
         (0..rows)
             .map(|row| {
@@ -656,21 +654,21 @@ mod tests {
         let expected = [made(40, 0), made(40, 0), made(40, 0)].concat();
         let pages = train.shards().expect("pages").lengths;
         assert!(pages.len() > 10, "several to a column chunk: {pages:?}");
-        // Backwards: what an earlier page left behind helps nobody.
+        // Backwards, so that earlier pages do not help.
         for image in (0..120).rev() {
-            *train.kept.lock().expect("no panic") = Kept::default();
+            *train.kept.lock().expect("no panic") = PageCache::default();
             assert_eq!(seen(&train, image), expected[image as usize], "image {image}");
         }
     }
 
     #[test]
     fn what_is_kept_of_the_files_is_bounded() {
-        let mut kept = Kept::default();
+        let mut kept = PageCache::default();
         for (number, bytes) in [(0, MIXED_BYTES), (1, MIXED_BYTES)] {
             kept.slot(number);
             kept.fill(number, bytes);
         }
-        // The one that was asked for last is 0 now.
+        // The last used one is 0 now.
         kept.slot(0);
         kept.slot(2);
         kept.fill(2, 1);
@@ -728,7 +726,7 @@ mod tests {
         assert_eq!(reason(set.read(0).expect_err("no label")), "its row has no label");
         assert_eq!(
             reason(set.read(1).expect_err("no image")),
-            "its row has no bytes of an image; a path alone is not read, files must be embedded"
+            "its row has no image bytes; files must be embedded, not only their paths"
         );
     }
 
@@ -776,10 +774,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                (
-                    "Parquet files that are missing by the names of the others".to_owned(),
-                    2
-                ),
+                ("Parquet files missing by the names of the others".to_owned(), 2),
                 ("Parquet files without rows".to_owned(), 1)
             ]
         );
@@ -797,17 +792,17 @@ mod tests {
             (
                 "train-text",
                 Named::default(),
-                "column label has no class numbers, one or a list in each row: it is text",
+                "column label must have a class number or a list of them in each row, but is text",
             ),
             (
                 "train-path",
                 Named::default(),
-                "column image has no image files: they are bytes, or a struct with such a field `bytes`",
+                "column image has no image files: it must have bytes, or a struct with bytes in a field `bytes`",
             ),
             (
                 "train-names",
                 Named::default(),
-                "no column is called image or img or jpg: name it in data.imageColumn; it has picture, class",
+                "no column is named image or img or jpg: set data.imageColumn; it has picture, class",
             ),
             (
                 "train-names",
@@ -818,22 +813,22 @@ mod tests {
             (
                 "train-thumb",
                 Named::default(),
-                "column image has no image files: they are bytes, or a struct with such a field `bytes`",
+                "column image has no image files: it must have bytes, or a struct with bytes in a field `bytes`",
             ),
             (
                 "train-struct",
                 Named::default(),
-                "column label has no class numbers, one or a list in each row: it is a struct with conf of INT64",
+                "column label must have a class number or a list of them in each row, but is a struct with conf of INT64",
             ),
             (
                 "train-time",
                 Named::default(),
-                "column label has no class numbers, one or a list in each row: it is a time",
+                "column label must have a class number or a list of them in each row, but is a time",
             ),
             (
                 "train-gzip",
                 Named::default(),
-                "it is compressed with flate2, which is not read: write it with snappy, zstd or none",
+                "it is compressed with flate2, which is not supported: write it with snappy, zstd or none",
             ),
         ] {
             assert_eq!(
@@ -861,16 +856,16 @@ mod tests {
         }
         let folder = torn("notes.txt", b"text");
         assert!(
-            refused(folder.path(), Named::default()).starts_with("DIR holds no images: a folder of Parquet")
+            refused(folder.path(), Named::default()).starts_with("DIR holds no images: a parquet data set")
         );
         assert!(refused(&folder.path().join("none"), Named::default()).contains("does not exist"));
 
-        // A file that is shorter than it was, for a moment or for good, is the storage's fault.
+        // A file that has become shorter, briefly or for good, is a storage failure.
         let folder = torn("train.parquet", &whole);
         let (set, _) = open(folder.path(), Named::default(), 1.0, 1).expect("opens");
         fs_err::write(folder.path().join("train.parquet"), &whole[..100]).expect("writes");
         assert!(matches!(set.read(39), Err(ReadError::Storage(_))));
-        // Pixels that are others than were written are found by Snappy or by the decoder, or not at all; none end the process.
+        // Changed pixels are found by Snappy or the decoder, or not at all; none end the process.
         for place in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[place] ^= 0x55;

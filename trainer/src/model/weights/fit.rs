@@ -1,4 +1,4 @@
-//! Weights of a file put into a model, exactly or as timm adapts pretrained ones.
+//! Fits the weights of a file to a model, exactly or as timm adapts pretrained ones.
 
 use tch::{Kind, Tensor};
 
@@ -9,20 +9,20 @@ use crate::model::parameters::Parameter;
 const PATCH_WEIGHT: &str = "patch_embed.proj.weight";
 const POSITION: &str = "pos_embed";
 const HEAD: [&str; 2] = ["head.weight", "head.bias"];
-/// Channels that images have for which pretrained weights were made.
-const COLOURS: i64 = 3;
+/// Channels of the images for which pretrained weights were made.
+const COLORS: i64 = 3;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fit {
-    /// Every tensor with its shape: the model is to do what it did.
+    /// Every tensor has the same shape: the model gives the same results.
     Exact,
-    /// As a start for training on something else: the head stays random where the number of classes differs, the
-    /// position embedding is resized, the patch embedding gets another number of channels.
+    /// For training on other data: the head stays random if the number of classes differs, and the
+    /// position and patch embeddings are adapted.
     Adapted,
 }
 
 impl Weights {
-    /// Sets all parameters of `model`. Nothing is changed where an error is given.
+    /// Sets all parameters of `model`; changes nothing if it returns an error.
     pub(crate) fn load_into(&self, model: &VisionTransformer, fit: Fit) -> Result<(), WeightsError> {
         let values = self.fit(model, fit)?;
         tch::no_grad(|| {
@@ -35,7 +35,7 @@ impl Weights {
         Ok(())
     }
 
-    /// What this has for each parameter of `model`, in their order; nothing where the random values are to stay.
+    /// The value for each parameter of `model`, in their order; `None` if the random values stay.
     pub(crate) fn fit(
         &self,
         model: &VisionTransformer,
@@ -90,7 +90,7 @@ struct Fitter<'a> {
 }
 
 impl Fitter<'_> {
-    /// Whether the file's head is for other classes, or the file has none.
+    /// Whether the head stays random: the file has none, or one for other classes.
     fn keeps_random_head(&self) -> Result<bool, WeightsError> {
         let expected = i64::from(self.model.config().num_classes);
         let path = self.file.path.display();
@@ -171,22 +171,22 @@ impl Fitter<'_> {
     }
 }
 
-/// What to change where a tensor does not fit.
+/// The fix for a tensor that does not fit.
 fn hint(name: &str) -> &'static str {
     match name {
-        "cls_token" => ": it is there with model.pooling token, and not with average",
+        "cls_token" => ": it exists with model.pooling token, not with average",
         "norm.weight" | "norm.bias" => ": with model.pooling average it is called fc_norm",
         "fc_norm.weight" | "fc_norm.bias" => {
-            ": with model.pooling token it is called norm; models that norm before they average (timm's fc_norm=False) are not supported"
+            ": with model.pooling token it is called norm; models with a norm before the average (timm's fc_norm=False) are not supported"
         }
         "reg_token" => ": see model.registerTokens",
         "head.weight" | "head.bias" => ": see model.numClasses and model.hiddenSize",
         PATCH_WEIGHT => ": see model.hiddenSize, model.channels and model.patchSize",
         POSITION => {
-            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3); a class token beside model.pooling average is not supported"
+            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3); a class token with model.pooling average is not supported"
         }
         name if name.ends_with("qkv.bias") => {
-            ": see model.hiddenSize; models without it (timm's qkv_bias=False) are not supported"
+            ": see model.hiddenSize; models without this bias (timm's qkv_bias=False) are not supported"
         }
         name if name.contains(".ls") => ": see model.layerScale",
         name if name.contains("attn.q_norm") || name.contains("attn.k_norm") => {
@@ -197,25 +197,25 @@ fn hint(name: &str) -> &'static str {
     }
 }
 
-/// The patch embedding's weight for another number of channels, as timm's `adapt_input_conv`: one channel gets the
-/// sum; more get the three in turn, scaled so that activations keep their size.
+/// The patch embedding's weight for another number of channels, as in timm's `adapt_input_conv`.
+/// One channel gets the sum; more get the three in turn, scaled to keep the size of activations.
 fn other_channels(weight: &Tensor, expected: &[i64]) -> Option<Tensor> {
     let [out, channels, height, width] = expected else {
         return None;
     };
-    if weight.size() != [*out, COLOURS, *height, *width] {
+    if weight.size() != [*out, COLORS, *height, *width] {
         return None;
     }
     if *channels == 1 {
         return Some(weight.sum_dim_intlist([1].as_slice(), true, Kind::Float));
     }
-    let repeats = (channels + COLOURS - 1) / COLOURS;
+    let repeats = (channels + COLORS - 1) / COLORS;
     let repeated = weight.repeat([1, repeats, 1, 1]).narrow(1, 0, *channels);
-    Some(repeated * (COLOURS as f64 / *channels as f64))
+    Some(repeated * (COLORS as f64 / *channels as f64))
 }
 
-/// The position embedding for another number of patches, as timm's `resample_abs_pos_embed`: bicubic with
-/// antialiasing; the first `prefix` positions stay.
+/// The position embedding for another number of patches, as in timm's `resample_abs_pos_embed`:
+/// bicubic with antialiasing; the first `prefix` positions stay.
 fn resized(position: &Tensor, expected: &[i64], prefix: i64) -> Option<Tensor> {
     let [1, tokens, width] = position.size()[..] else {
         return None;
@@ -237,7 +237,7 @@ fn resized(position: &Tensor, expected: &[i64], prefix: i64) -> Option<Tensor> {
     Some(Tensor::cat(&[position.narrow(1, 0, prefix), patches], 1))
 }
 
-/// The side of a square of that many patches.
+/// The side of a square of this many patches.
 fn side(patches: i64) -> Option<i64> {
     let side = (patches.max(0) as f64).sqrt().round() as i64;
     (patches > 0 && side * side == patches).then_some(side)

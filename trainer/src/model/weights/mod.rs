@@ -23,13 +23,13 @@ use crate::tensor_file;
 
 pub(crate) use fit::Fit;
 
-/// Whose names tensors have.
+/// The naming of tensors.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Naming {
-    /// Those of timm's `VisionTransformer`
+    /// Names of timm's `VisionTransformer`
     Timm,
-    /// Those of torchvision's `VisionTransformer`
+    /// Names of torchvision's `VisionTransformer`
     Torchvision,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Display for Naming {
 }
 
 impl Naming {
-    /// What of a model these names cannot express, in words.
+    /// Features of a model that these names cannot express.
     pub(crate) fn lacks(self, model: &ModelConfig) -> Vec<String> {
         match self {
             Self::Timm => Vec::new(),
@@ -52,13 +52,13 @@ impl Naming {
     }
 }
 
-/// What is wrong with a file of weights. No retry helps.
+/// An error in a file of weights. Retrying does not help.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WeightsError {
     /// A file that cannot be read. The messages of `fs_err` name the path.
     #[error("failed to read the weights: {0}")]
     Read(#[source] std::io::Error),
-    #[error("{path} is no safetensors file: {message}; weights in another format must be converted first")]
+    #[error("{path} is not a safetensors file: {message}; convert weights in other formats first")]
     Format { path: PathBuf, message: String },
     #[error("{path}: {name} holds {dtype} values: must be F32, F16, BF16 or F64")]
     Kind {
@@ -87,7 +87,7 @@ pub(crate) enum WeightsError {
         naming: Naming,
     },
     #[error(
-        "{path} is for {found} attention heads by its metadata, and model.heads is {expected}: set it to {found}, or give another file"
+        "{path} is for {found} attention heads according to its metadata, but model.heads is {expected}: set it to {found}, or use another file"
     )]
     Heads {
         path: PathBuf,
@@ -95,7 +95,7 @@ pub(crate) enum WeightsError {
         expected: u32,
     },
     #[error(
-        "{path} has {prefix}{name} in the place of {name}, as files of a model within DDP or torch.compile have: save the state of the model within"
+        "{path} has {prefix}{name} instead of {name}, as in files of a model wrapped by DDP or torch.compile: save the state of the wrapped model"
     )]
     Prefixed {
         path: PathBuf,
@@ -103,7 +103,7 @@ pub(crate) enum WeightsError {
         prefix: String,
     },
     #[error(
-        "{path} has {name}, a name of Hugging Face's transformers: give a file with the names of timm or torchvision"
+        "{path} has {name}, a name of Hugging Face transformers: use a file with the names of timm or torchvision"
     )]
     HuggingFace { path: PathBuf, name: String },
     #[error("{path}: {name} has shape {found:?} in the file and {expected:?} in the model{hint}")]
@@ -127,7 +127,7 @@ impl Failure for WeightsError {
 pub(crate) struct Weights {
     /// For messages.
     path: PathBuf,
-    /// Attention heads, where the file tells them: what this trainer wrote does.
+    /// Attention heads, if the file has them in its metadata, as this trainer's files do.
     heads: Option<u32>,
     pub(super) tensors: BTreeMap<String, Tensor>,
 }
@@ -137,7 +137,7 @@ impl Weights {
         Self::parse(path, &fs::read(path).map_err(WeightsError::Read)?)
     }
 
-    /// As [`Weights::read`], of a file whose content is at hand.
+    /// Like [`Weights::read`], for content already in memory.
     pub(crate) fn parse(path: &Path, content: &[u8]) -> Result<Self, WeightsError> {
         let format = |error: safetensors::SafeTensorError| WeightsError::Format {
             path: path.into(),
@@ -192,7 +192,7 @@ impl Weights {
     }
 }
 
-/// The heads that metadata of this trainer's own tell.
+/// The heads in metadata written by this trainer.
 fn heads(metadata: &HashMap<String, String>) -> Option<u32> {
     let producer = metadata.get("producer")?;
     let heads = metadata

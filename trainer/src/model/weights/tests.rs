@@ -1,4 +1,4 @@
-//! Files written and read again, beside those that timm and torchvision wrote (`tests/peers/make_goldens.py`).
+//! Files written and read again, compared with those of timm and torchvision.
 
 use contract::{ModelConfig, Pooling};
 use tch::{Device, Kind, Tensor};
@@ -75,12 +75,12 @@ fn heads_that_a_file_tells_must_be_the_models() {
     load("another program", 4).expect("may mean anything");
     let message = load("vit-trainer 0.1.0", 4).expect_err("refused").to_string();
     assert!(
-        message.ends_with("is for 4 attention heads by its metadata, and model.heads is 3: set it to 4, or give another file"),
+        message.ends_with("is for 4 attention heads according to its metadata, but model.heads is 3: set it to 4, or use another file"),
         "{message}"
     );
 }
 
-/// Weights of other libraries and programs, by what their tensors are called.
+/// Weights of other libraries and programs, by tensor names.
 #[test]
 fn what_a_file_is_of_is_told_where_it_does_not_fit() {
     let config = small(Pooling::Token);
@@ -115,7 +115,7 @@ fn what_a_file_is_of_is_told_where_it_does_not_fit() {
     )];
     let told = message(&hugging_face, &model);
     assert!(told.contains("Hugging Face"), "{told}");
-    // A query's norm, which this model has none of.
+    // A norm of queries, which this model does not have.
     let mut with_norms = own;
     with_norms.push(("blocks.0.attn.q_norm.weight".to_owned(), zeros(&[4])));
     let told = message(&with_norms, &model);
@@ -123,7 +123,7 @@ fn what_a_file_is_of_is_told_where_it_does_not_fit() {
         told.contains("norms of queries and keys (timm's qk_norm) are not supported"),
         "{told}"
     );
-    // A class token, where the model averages and has none.
+    // A class token for a model that averages.
     let averaging = VisionTransformer::new(&small(Pooling::Average), 0, Device::Cpu);
     let mut tensors: Vec<(String, Tensor)> = averaging
         .parameters()
@@ -140,7 +140,7 @@ fn what_a_file_is_of_is_told_where_it_does_not_fit() {
     }
     let told = message(&tensors, &averaging);
     assert!(
-        told.contains("a class token beside model.pooling average is not supported"),
+        told.contains("a class token with model.pooling average is not supported"),
         "{told}"
     );
 }

@@ -1,13 +1,13 @@
-//! The names of torchvision's `VisionTransformer` (`torchvision/models/vision_transformer.py`). Its tensors have timm's
-//! shapes: `in_proj_weight` of its attention is `qkv.weight`.
+//! The names of torchvision's `VisionTransformer` (`torchvision/models/vision_transformer.py`).
+//! Tensor shapes are timm's: `in_proj_weight` of its attention is `qkv.weight`.
 
 use std::collections::BTreeMap;
 
 use contract::{ModelConfig, Pooling};
 use tch::Tensor;
 
-/// Channels that its models take.
-const COLOURS: u32 = 3;
+/// Channels of its models.
+const COLORS: u32 = 3;
 
 const OUTSIDE_BLOCKS: [(&str, &str); 8] = [
     ("class_token", "cls_token"),
@@ -43,7 +43,7 @@ pub(super) fn is_its(tensors: &BTreeMap<String, Tensor>) -> bool {
     tensors.contains_key("conv_proj.weight")
 }
 
-/// The same tensors under timm's names. A name that is not torchvision's stays, for the message that refuses it.
+/// The same tensors under timm's names. Unknown names stay, for the error message.
 pub(super) fn to_timm(tensors: BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     tensors
         .into_iter()
@@ -51,7 +51,7 @@ pub(super) fn to_timm(tensors: BTreeMap<String, Tensor>) -> BTreeMap<String, Ten
         .collect()
 }
 
-/// What of a model torchvision's `VisionTransformer` does not have; empty where its names can express all of it.
+/// Features of a model that torchvision's `VisionTransformer` does not have.
 pub(super) fn lacks(model: &ModelConfig) -> Vec<String> {
     let ModelConfig {
         channels,
@@ -70,7 +70,7 @@ pub(super) fn lacks(model: &ModelConfig) -> Vec<String> {
     if layer_scale.is_some() {
         lacks.push("layer scale (model.layerScale)".into());
     }
-    if *channels != COLOURS {
+    if *channels != COLORS {
         lacks.push(format!("images of {channels} channels (model.channels)"));
     }
     lacks
@@ -80,14 +80,14 @@ fn timm_name(name: &str) -> Option<String> {
     translate(name, [BLOCK, TIMM_BLOCK], |(own, timm)| (own, timm))
 }
 
-/// torchvision's name of what timm calls `name`.
+/// torchvision's name of timm's `name`.
 pub(super) fn name_of(name: &str) -> Option<String> {
     translate(name, [TIMM_BLOCK, BLOCK], |(own, timm)| (timm, own))
 }
 
 type Pair = (&'static str, &'static str);
 
-/// `name` in the other library's words. `direction` puts the pairs of names in the order from, to.
+/// `name` in the other library. `direction` orders the pairs of names as from, to.
 fn translate(name: &str, [from, to]: [&str; 2], direction: fn(Pair) -> Pair) -> Option<String> {
     let other = |pairs: &[Pair], name: &str| {
         let mut pairs = pairs.iter().copied().map(direction);

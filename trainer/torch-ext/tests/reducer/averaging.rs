@@ -1,4 +1,4 @@
-//! What reaches the optimizer is the mean gradient, in fp32 or by way of bf16.
+//! The optimizer gets the mean gradient, reduced in fp32 or bf16.
 
 #![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
 
@@ -7,12 +7,12 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Compression, ErrorKind, Rendezvous, Store, SyncTimes};
 
-use crate::ranks::{ArrivalOver, LOOPBACK, Worker, on_ranks};
+use crate::ranks::{LOOPBACK, ReportOver, Worker, on_ranks};
 
 /// `steps` steps of two parameters whose gradient is `rank + 1`.
-fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
+fn train(rank: &Worker, steps: usize, report: ReportOver) -> Trained {
     let parameters = [rank.parameter(1000), rank.parameter(1000)];
-    let mut reducer = rank.reducer(&parameters, 1024, Compression::None, arrival);
+    let mut reducer = rank.reducer(&parameters, 1024, Compression::None, report);
     let mut times = Vec::new();
     let mut sums = Vec::new();
     for _ in 0..steps {
@@ -21,9 +21,9 @@ fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
                 let _ = parameter.grad().zero_();
             }
         }
-        let arrival = rank.numbers(&[f64::from(rank.rank), 1.0]);
+        let report = rank.numbers(&[f64::from(rank.rank), 1.0]);
         reducer.begin().expect("begins");
-        reducer.prepare(&arrival).expect("prepares");
+        reducer.prepare(&report).expect("prepares");
         let loss = (&parameters[0] + &parameters[1]).sum(Kind::Float) * f64::from(rank.rank + 1);
         loss.backward();
         let (found, measurement) = reducer.finish().expect("finishes");
@@ -40,11 +40,11 @@ fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
 
 #[test]
 fn every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals() {
-    // Those beyond a power of two have their sums added up by others.
+    // Ranks beyond a power of two have their sums computed by others.
     for ranks in 2..=9 {
-        check_means_and_sums(ranks, |rank| train(&rank, 3, ArrivalOver::Control));
+        check_means_and_sums(ranks, |rank| train(&rank, 3, ReportOver::Control));
     }
-    check_means_and_sums(3, |rank| train(&rank, 3, ArrivalOver::Gradients));
+    check_means_and_sums(3, |rank| train(&rank, 3, ReportOver::Gradients));
 }
 
 type Trained = (Vec<f64>, Vec<f64>, Vec<SyncTimes>);
@@ -70,7 +70,7 @@ fn check_means_and_sums(ranks: u32, train: impl Fn(Worker) -> Trained + Sync) {
 
 #[test]
 fn a_single_rank_pays_nothing() {
-    for (gradients, sums, times) in on_ranks(1, |rank| train(&rank, 3, ArrivalOver::Control)) {
+    for (gradients, sums, times) in on_ranks(1, |rank| train(&rank, 3, ReportOver::Control)) {
         assert_eq!(gradients, [1.0, 1.0]);
         assert_eq!(sums, [0.0, 1.0]);
         assert!(
@@ -84,7 +84,7 @@ fn a_single_rank_pays_nothing() {
 fn a_backward_pass_that_was_not_prepared_only_accumulates() {
     let gradients = on_ranks(2, |rank| {
         let parameters = [rank.parameter(10)];
-        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Control);
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ReportOver::Control);
         let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
         reducer.begin().expect("begins");
         loss().backward();
@@ -135,20 +135,20 @@ fn a_rendezvous_without_peers_says_where_it_waited_and_for_how_many() {
 fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
     const SIZE: i64 = 10_000;
     let own = |rank: u32| {
-        // The same on every call, and different on every rank.
+        // Equal on every call, and different on every rank.
         let places = Tensor::arange(SIZE, (Kind::Float, Device::Cpu));
         (places * 0.37 + f64::from(rank)).sin()
     };
     let ranks = on_ranks(3, |rank| {
         let parameters = [rank.parameter(SIZE)];
-        let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16, ArrivalOver::Control);
+        let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16, ReportOver::Control);
         reducer.begin().expect("begins");
         reducer.prepare(&rank.numbers(&[1.0])).expect("prepares");
         (&parameters[0] * own(rank.rank).to_device(rank.device))
             .sum(Kind::Float)
             .backward();
         let (sums, measurement) = reducer.finish().expect("finishes");
-        assert_eq!(sums, rank.numbers(&[3.0]), "the arrival stays exact");
+        assert_eq!(sums, rank.numbers(&[3.0]), "the report stays exact");
         rank.finish();
         let gradient = parameters[0].grad();
         assert_eq!(gradient.kind(), Kind::Float);

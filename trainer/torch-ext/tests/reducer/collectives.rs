@@ -1,17 +1,17 @@
-//! What ranks compute together is what one computes alone, and so are its gradients.
+//! Ranks together compute what one computes alone, and its gradients.
 
 #![allow(clippy::float_cmp, reason = "small whole numbers are exact")]
 
 use tch::{Kind, Tensor};
 use torch_ext::Collectives;
 
-use crate::ranks::{ArrivalOver, Worker, on_ranks};
+use crate::ranks::{ReportOver, Worker, on_ranks};
 
 fn collectives(rank: &Worker) -> Collectives {
     Collectives::new(
         &rank.model,
         &rank.model_control,
-        &rank.recorder(ArrivalOver::Control),
+        &rank.recorder(ReportOver::Control),
     )
     .expect("collectives")
 }
@@ -34,7 +34,7 @@ fn each_rank_gets_a_part_of_every_other_and_gradients_go_the_way_back() {
                 .flat_map(|from| [10.0 * f64::from(from) + own; 2])
                 .collect();
             assert_eq!(numbers(&received), expected);
-            // Each rank weighs what it received by its own rank: so it gets the rank of the receiver back.
+            // Gradients of parts are the weights of the receiving rank.
             ((received * (own + 1.0)).sum(Kind::Float)).backward();
             let of_receivers: Vec<f64> = (0..rank.world_size).map(|to| f64::from(to) + 1.0).collect();
             assert_eq!(

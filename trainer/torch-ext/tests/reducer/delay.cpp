@@ -1,6 +1,6 @@
-// For tests only: process groups whose all-reduces and messages take longer by a given time, as over a slow network;
-// or whose all-reduces are only queued, as over NCCL. They lie in an archive of their own, from which a program that does
-// not name it takes nothing.
+// For tests only: process groups whose all-reduces and messages take longer, as over a slow
+// network, or whose all-reduces are only queued, as over NCCL. They are in a separate archive,
+// which other programs do not link.
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -16,9 +16,9 @@ using vit::guarded;
 
 namespace {
 
-// A process has one FlightRecorder (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). It notes a group's first
-// collective in a map without a lock: one rank per process never does that twice at once, ranks that are threads do.
-// Libraries read the environment once it is in use, so it is switched off before main.
+// A process has one FlightRecorder (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). It adds
+// a group's first collective to a map without a lock: safe with one rank per process, but not with
+// ranks as threads. Libraries read the environment later, so it is switched off before main.
 __attribute__((constructor)) void switch_flight_recorder_off() { setenv("TORCH_FR_BUFFER_SIZE", "0", 1); }
 
 using Future = c10::ivalue::Future;
@@ -81,13 +81,13 @@ class DelayedBackend : public c10d::Backend {
   }
 
  private:
-  // Work on these tensors that ends so much later.
+  // Work on these tensors that ends `delay` later.
   static c10::intrusive_ptr<c10d::Work> later(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
                                               Milliseconds delay) {
     auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
     std::thread([work, done, tensors, delay]() mutable {
       work->wait();
-      // The group may be gone, and the process about to end, once the work is marked as done.
+      // The group and the process may end once the work is marked as done.
       work.reset();
       std::this_thread::sleep_for(delay);
       done->markCompleted(c10::IValue(std::move(tensors)));
@@ -101,7 +101,7 @@ class DelayedBackend : public c10d::Backend {
   Milliseconds exchanges_delay_;
 };
 
-// Does not reduce: what it gives is complete at once, as NCCL's is when its kernels are queued.
+// Does not reduce: results are complete at once, like NCCL's when its kernels are queued.
 class QueuedBackend : public c10d::Backend {
  public:
   explicit QueuedBackend(const c10d::Backend& inner) : Backend(inner.getRank(), inner.getSize()) {}
@@ -132,7 +132,7 @@ void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend
 
 extern "C" {
 
-// Makes every all-reduce of the group end so much later, and every message arrive so; every gather; and every all-to-all.
+// Delays the end of the group's all-reduces and messages, of its gathers, and of its all-to-alls.
 vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms, int64_t gathers_delay_ms, int64_t exchanges_delay_ms) {
   return guarded([&] {
     replace(*group, c10::make_intrusive<DelayedBackend>(group->group->getDefaultBackend(), Milliseconds(delay_ms),
@@ -141,7 +141,7 @@ vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms, int64_t gathers
   });
 }
 
-// Makes the group's all-reduces only queued.
+// Makes the group only queue its all-reduces.
 vit::Status vit_group_queue(vit::Group* group) {
   return guarded([&] { replace(*group, c10::make_intrusive<QueuedBackend>(*group->group->getDefaultBackend())); });
 }
@@ -154,7 +154,7 @@ vit::Status vit_group_aborted(vit::Group* group, bool* aborted) {
   });
 }
 
-// Adds 1 to a tensor of a GPU on another stream than the current one, behind which nothing waits unless `ordered`.
+// Adds 1 to a GPU tensor on another stream; the current stream waits for it only if `ordered`.
 vit::Status vit_add_on_other_stream(at::Tensor* tensor, bool ordered) {
   return guarded([&] {
     const auto device = tensor->device();

@@ -1,4 +1,4 @@
-//! A rank that goes away without taking part in a step.
+//! A rank that ends without taking part in a step.
 
 #![allow(unsafe_code, reason = "the process group that only queues is C++")]
 
@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Kind, Tensor};
 use torch_ext::{Compression, ErrorKind, ProcessGroup};
 
-use crate::ranks::{ArrivalOver, on_ranks};
+use crate::ranks::{ReportOver, on_ranks};
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn vit_group_aborted(group: *mut c_void, aborted: *mut bool) -> c_int;
 }
 
-/// Makes the group's all-reduces end for the host as soon as they are queued, as NCCL's do.
+/// Makes the group's all-reduces complete for the host once queued, like NCCL's.
 fn queue(group: &ProcessGroup) {
     // SAFETY: the pointer is that of a live group, and the function takes such a one.
     assert_eq!(unsafe { vit_group_queue(group.as_raw()) }, 0);
@@ -37,7 +37,7 @@ fn a_step_that_is_only_queued_holds_up_nobody_and_what_waits_is_aborted_from_ano
         }
         queue(&rank.gradients);
         let parameters = [rank.parameter(8)];
-        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Gradients);
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ReportOver::Gradients);
         reducer.begin().expect("begins");
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))

@@ -1,4 +1,4 @@
-//! Synchronisation over ranks that are threads of one process.
+//! Synchronization of ranks that are threads of one process.
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod averaging;

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, each with groups and a model of its own.
+//! Ranks as threads of one process, each with its own groups and model.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -9,17 +9,17 @@ use torch_ext::{Compression, Cuda, ProcessGroup, Reducer, Rendezvous, Store, Syn
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What adds up the numbers of an arrival.
+/// The group that sums reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum ArrivalOver {
-    /// The group of everything else, beside the gradients.
+pub(crate) enum ReportOver {
+    /// The control group, during the gradient reduction.
     Control,
-    /// The group of the gradients, in their queue, as on a GPU.
+    /// The group of the gradients, in its queue, as on a GPU.
     Gradients,
 }
 
 pub(crate) struct Worker {
-    /// Where its tensors are: the CPU, or a GPU of its own.
+    /// Device of its tensors: the CPU, or a separate GPU.
     pub(crate) device: Device,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
@@ -37,26 +37,25 @@ impl Worker {
         parameters: &[Tensor],
         bucket_bytes: usize,
         compression: Compression,
-        arrival: ArrivalOver,
+        report: ReportOver,
     ) -> Reducer {
         let groups = (&self.gradients, &self.control);
         Reducer::new(
             parameters,
             groups,
-            &self.recorder(arrival),
+            &self.recorder(report),
             bucket_bytes,
             compression,
         )
         .expect("a reducer")
     }
 
-    pub(crate) fn recorder(&self, arrival: ArrivalOver) -> SyncRecorder {
-        let arrivals =
-            (arrival == ArrivalOver::Gradients || self.device.is_cuda()).then_some(&self.gradients);
-        SyncRecorder::new(&self.control, arrivals).expect("a recorder")
+    pub(crate) fn recorder(&self, report: ReportOver) -> SyncRecorder {
+        let reports = (report == ReportOver::Gradients || self.device.is_cuda()).then_some(&self.gradients);
+        SyncRecorder::new(&self.control, reports).expect("a recorder")
     }
 
-    /// Returns once the device has done what it was given: the times of a step are known then.
+    /// Waits for the device: then the times of a step are known.
     pub(crate) fn finish(&self) {
         if let Device::Cuda(index) = self.device {
             tch::Cuda::synchronize(index as i64);
@@ -73,13 +72,13 @@ impl Worker {
     }
 }
 
-/// The simulated GPUs of this process, if it has some.
+/// The simulated GPUs of this process, if any.
 pub(crate) fn gpus() -> Option<Cuda> {
     std::env::var_os("VIT_SIMULATED_GPUS")?;
     Some(load_cuda().expect("a simulated GPU"))
 }
 
-/// Runs `body` on each of `world_size` ranks at once and gives their results in order.
+/// Runs `body` on `world_size` ranks at once and returns their results in order.
 pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sync) -> Vec<T> {
     let port = Rendezvous::reserve_port(LOOPBACK).expect("a port");
     std::thread::scope(|scope| {

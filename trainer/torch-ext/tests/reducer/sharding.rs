@@ -1,4 +1,4 @@
-//! Each rank gets its shard of the mean gradient, and every rank the weights of all.
+//! Each rank gets its shard of the mean gradient and all weights.
 
 #![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
 
@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use torch_ext::sharded::{Flat, Stage};
 use torch_ext::{Compression, Sharded};
 
-use crate::ranks::{ArrivalOver, Worker, on_ranks};
+use crate::ranks::{ReportOver, Worker, on_ranks};
 
 const STAGES: [Stage; 4] = [
     Stage::One,
@@ -22,7 +22,7 @@ const STAGES: [Stage; 4] = [
 /// Elements of a unit's only parameter: the last of three or four shards is padded.
 const SIZE: i64 = 10;
 
-/// Units one after the other: each multiplies what it gets by its parameter, elementwise.
+/// A sequence of units: each multiplies its input by its parameter, elementwise.
 pub(crate) struct Model {
     pub(crate) sharded: Sharded,
     parameters: Vec<Tensor>,
@@ -39,8 +39,8 @@ impl Model {
 
     fn compressed(rank: &Worker, units: usize, stage: Stage, compression: Compression) -> Self {
         let groups = (&rank.gradients, &rank.control);
-        let recorder = rank.recorder(ArrivalOver::Control);
-        let sharded = Sharded::new(stage, (groups, None), &recorder, compression).expect("divides");
+        let recorder = rank.recorder(ReportOver::Control);
+        let sharded = Sharded::new(stage, (groups, None), &recorder, compression).expect("shards");
         let shard = (SIZE + i64::from(rank.world_size) - 1) / i64::from(rank.world_size);
         let (mut parameters, mut full) = (Vec::new(), Vec::new());
         let (mut masters, mut gradients) = (Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ impl Model {
             let own = rank.parameter(SIZE);
             own.shallow_clone().set_data(&values.narrow(0, 0, SIZE));
             let master = Tensor::ones([shard], (Kind::Float, rank.device));
-            // What is left over from before is no part of a step.
+            // Leftover values are not part of a step.
             let gradient = Tensor::full([shard], f64::NAN, (Kind::Float, rank.device));
             let flat = Flat {
                 parameters: std::slice::from_ref(&own),
@@ -74,31 +74,31 @@ impl Model {
         }
     }
 
-    /// The sum of what the last unit gives for ones.
+    /// The sum of the last unit's output for ones.
     pub(crate) fn loss(&self) -> Tensor {
         let mut x = Tensor::ones([SIZE], (Kind::Float, self.full[0].device()));
         for (unit, parameter) in self.parameters.iter().enumerate() {
             self.sharded.enter(unit).expect("gathers");
             x = &x * parameter;
-            self.sharded.leave(unit, &x).expect("gives back");
+            self.sharded.leave(unit, &x).expect("releases");
         }
         x.sum(Kind::Float)
     }
 
-    /// Units whose weights have memory now.
+    /// Units whose weights are in memory now.
     fn resident(&self) -> usize {
         self.full.iter().filter(|full| !full.data_ptr().is_null()).count()
     }
 
-    /// A step of so many micro-batches, each with the loss times `rank + 1`. Gives this rank's gradients of each unit, without
-    /// what pads them, and the sums of the arrivals.
+    /// A step of `micro_batches` micro-batches, each with the loss times `rank + 1`. Returns this
+    /// rank's gradients of each unit, without padding, and the sums of the reports.
     fn step(&self, rank: &Worker, micro_batches: u32) -> (Vec<Vec<f32>>, Vec<f64>) {
         self.sharded.begin().expect("begins");
         for micro_batch in 1..=micro_batches {
             let loss = self.loss() * f64::from(rank.rank + 1);
             if micro_batch == micro_batches {
-                let arrival = rank.numbers(&[f64::from(rank.rank), 1.0]);
-                self.sharded.prepare(&arrival).expect("prepares");
+                let report = rank.numbers(&[f64::from(rank.rank), 1.0]);
+                self.sharded.prepare(&report).expect("prepares");
             }
             loss.backward();
         }
@@ -124,7 +124,7 @@ impl Model {
     }
 }
 
-/// Steps of one and of several micro-batches, in which all weights are 1: a gradient is what the loss is multiplied by.
+/// Steps of one and several micro-batches with all weights 1: a gradient is the factor of the loss.
 fn check_shards(ranks: u32, stage: Stage, compression: Compression) {
     on_ranks(ranks, |rank| {
         let model = Model::compressed(&rank, 3, stage, compression);
@@ -164,7 +164,7 @@ fn the_model_computes_with_what_the_masters_of_all_ranks_became() {
             for value in [2.0, 3.0] {
                 model.sharded.settle().expect("waits");
                 for master in &model.masters {
-                    // Shards of 4, of which the last has 2 elements that are no padding.
+                    // Shards of 4; the last has 2 elements and padding.
                     let _ = master.shallow_clone().fill_(value + f64::from(rank.rank));
                 }
                 model.sharded.publish().expect("publishes");
@@ -188,7 +188,7 @@ fn the_model_computes_with_what_the_masters_of_all_ranks_became() {
 
 #[test]
 fn weights_have_memory_only_while_the_stage_says_so() {
-    // At rest, after a forward pass, after the backward pass; of five units.
+    // At rest, after a forward pass and after the backward pass, of five units.
     for (stage, expected) in STAGES
         .into_iter()
         .zip([[5, 5, 5], [5, 5, 5], [0, 5, 0], [0, 1, 0]])

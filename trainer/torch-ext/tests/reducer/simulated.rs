@@ -1,4 +1,4 @@
-//! The tests of this program with a simulated GPU for each rank, and what the simulation refuses.
+//! This program's tests with a simulated GPU for each rank, and errors of the simulation.
 
 #![allow(unsafe_code, reason = "work that nothing orders is launched in C++")]
 
@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn vit_add_on_other_stream(tensor: *mut std::ffi::c_void, ordered: bool) -> c_int;
 }
 
-/// What has no delays of its own.
+/// Tests without delays of their own.
 const ON_GPUS: [&str; 12] = [
     "averaging::every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals",
     "averaging::a_single_rank_pays_nothing",
@@ -32,12 +32,12 @@ const ON_GPUS: [&str; 12] = [
     "sharding::a_backward_pass_after_the_weights_are_gone_is_an_error",
 ];
 
-/// Runs tests of this program with simulated GPUs, whose copies and collectives take up to `delay_us` longer.
+/// Runs tests with simulated GPUs, whose copies and collectives are up to `delay_us` late.
 fn run(tests: &[&str], delay_us: u32) -> Output {
     let gpus = SimulatedGpus::new(9);
     Command::new(std::env::current_exe().expect("a path"))
         .args(tests)
-        // One at a time: ranks of two tests would share the thread of a device on which libtorch runs backward passes.
+        // One at a time: two tests would share a device's backward thread in libtorch.
         .args(["--exact", "--nocapture", "--test-threads=1"])
         .envs(gpus.environment())
         .env("VIT_SIMULATED_DELAY_US", delay_us.to_string())
@@ -57,13 +57,13 @@ fn ranks_on_simulated_gpus_compute_the_same() {
     assert!(printed.contains(&expected), "{printed}");
 }
 
-/// A test that runs in a process with simulated GPUs, which fails with these texts or, without any, succeeds.
+/// A test in a process with simulated GPUs that fails with these texts or, without any, succeeds.
 fn in_simulation(name: &str, failures: &[&str], body: impl FnOnce()) {
     if gpus().is_some() {
         body();
         return;
     }
-    // Far longer than the host takes to read.
+    // Far longer than a read by the host.
     let output = run(&[&format!("simulated::{name}")], 500_000);
     let printed = [&output.stdout[..], &output.stderr].concat();
     let printed = String::from_utf8_lossy(&printed);
@@ -123,7 +123,7 @@ fn tensors_of_two_gpus_do_not_meet() {
 
 #[test]
 fn ranks_that_call_different_collectives_end_with_the_lines_of_both() {
-    // Whichever of the two sees it first.
+    // Either rank may see it first.
     in_simulation(
         "ranks_that_call_different_collectives_end_with_the_lines_of_both",
         &[

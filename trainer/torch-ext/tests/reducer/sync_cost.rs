@@ -1,5 +1,5 @@
-//! The three kinds of synchronisation cost against delays that are put in on purpose: each moves by the delay that it is
-//! made to measure, within 15 %, and by no other.
+//! The three kinds of synchronization cost under deliberate delays: each changes by the delay that
+//! it measures, within 15 %, and by no other.
 
 #![allow(unsafe_code, reason = "the delaying process group is C++")]
 
@@ -10,14 +10,14 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::sharded::Stage;
 use torch_ext::{Collectives, Compression, ProcessGroup, Reducer, SyncCost, SyncTimes};
 
-use crate::ranks::{ArrivalOver, Worker, on_ranks};
+use crate::ranks::{ReportOver, Worker, on_ranks};
 use crate::sharding::Model;
 
-/// Far above what a busy machine adds by itself.
+/// Far above the noise of a busy machine.
 const DELAY: Duration = Duration::from_millis(600);
-/// Share of the delay by which a measurement may be off.
+/// Allowed error, as a share of the delay.
 const TOLERANCE: f64 = 0.15;
-/// Steps whose median counts, after the first two: those make connections and rebuild buckets.
+/// Steps whose median counts, after the first two, which connect and rebuild buckets.
 const STEPS: usize = 5;
 const WARM_UP: usize = 2;
 
@@ -31,12 +31,12 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Makes every reduction of the group, and every message, end `delay` later.
+/// Delays the end of every reduction and message of the group.
 fn delay(group: &ProcessGroup, delay: Duration) {
     delay_apart(group, [delay, Duration::ZERO, Duration::ZERO]);
 }
 
-/// Makes reductions and messages end so much later, gathers so much, and exchanges of all with all.
+/// Delays reductions and messages, gathers, and all-to-alls separately.
 fn delay_apart(group: &ProcessGroup, delays: [Duration; 3]) {
     let [reductions, gathers, exchanges] =
         delays.map(|delay| i64::try_from(delay.as_millis()).expect("a short delay"));
@@ -45,7 +45,7 @@ fn delay_apart(group: &ProcessGroup, delays: [Duration; 3]) {
     assert_eq!(status, 0);
 }
 
-/// Where a delay is put in.
+/// The delayed part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Delayed {
     Nothing,
@@ -53,13 +53,13 @@ enum Delayed {
     LastRank,
     /// All-reduces of gradients take longer.
     Gradients,
-    /// Those of everything else do.
+    /// All-reduces of the control group take longer.
     Control,
-    /// All do, as over a slow network.
+    /// All take longer, as over a slow network.
     Network,
 }
 
-/// A chain of matrix products, a bucket each: their gradients become ready one after the other, with pauses between.
+/// A chain of matrix products, one bucket each, whose gradients become ready one after the other.
 struct Layers {
     weights: Vec<Tensor>,
     input: Tensor,
@@ -85,15 +85,15 @@ impl Layers {
     }
 }
 
-/// The median over steps of what synchronisation costs this rank.
-fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) -> SyncCost {
+/// Median synchronization cost of this rank over steps.
+fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, report: ReportOver) -> SyncCost {
     if matches!(delayed, Delayed::Gradients | Delayed::Network) {
         delay(&rank.gradients, DELAY);
     }
     if matches!(delayed, Delayed::Control | Delayed::Network) {
         delay(&rank.control, DELAY);
     }
-    let mut reducer = rank.reducer(&layers.weights, 1024, Compression::None, arrival);
+    let mut reducer = rank.reducer(&layers.weights, 1024, Compression::None, report);
     let mut steps = Vec::new();
     for _ in 0..WARM_UP + STEPS {
         for weight in &layers.weights {
@@ -118,7 +118,7 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) 
     median(&steps, |times| times.all)
 }
 
-/// Medians over the steps after the first ones.
+/// Medians over the steps after the warm-up.
 fn median(steps: &[SyncTimes], cost: fn(&SyncTimes) -> SyncCost) -> SyncCost {
     let median = |seconds: fn(&SyncCost) -> f64| {
         let mut sorted: Vec<f64> = steps[WARM_UP..].iter().map(|step| seconds(&cost(step))).collect();
@@ -134,13 +134,9 @@ fn median(steps: &[SyncTimes], cost: fn(&SyncTimes) -> SyncCost) -> SyncCost {
     }
 }
 
-/// What a delay adds to total, exposed and straggler on each of two ranks, as shares of the delay.
-fn added(layers: usize, size: i64, delayed: Delayed, arrival: ArrivalOver) -> Vec<[f64; 3]> {
-    let costs = |delayed| {
-        on_ranks(2, |rank| {
-            cost(&rank, &Layers::new(layers, size), delayed, arrival)
-        })
-    };
+/// The effect of a delay on total, exposed and straggler of two ranks, as shares of the delay.
+fn added(layers: usize, size: i64, delayed: Delayed, report: ReportOver) -> Vec<[f64; 3]> {
+    let costs = |delayed| on_ranks(2, |rank| cost(&rank, &Layers::new(layers, size), delayed, report));
     let (plain, late) = (costs(Delayed::Nothing), costs(delayed));
     plain
         .iter()
@@ -149,7 +145,7 @@ fn added(layers: usize, size: i64, delayed: Delayed, arrival: ArrivalOver) -> Ve
         .collect()
 }
 
-/// What the second cost is above the first, as shares of the delay.
+/// The difference of two costs, as shares of the delay.
 fn shares(plain: &SyncCost, late: &SyncCost) -> [f64; 3] {
     [
         late.total - plain.total,
@@ -174,9 +170,9 @@ fn assert_near(found: [f64; 3], expected: [f64; 3]) {
 
 #[test]
 fn a_late_rank_is_the_others_straggler_wait_and_nothing_else() {
-    for arrival in [ArrivalOver::Control, ArrivalOver::Gradients] {
-        // Pauses between all-reduces of some 100 ms a step, which the wait for the late rank fills.
-        let added = added(4, 768, Delayed::LastRank, arrival);
+    for report in [ReportOver::Control, ReportOver::Gradients] {
+        // Pauses of some 100 ms a step between all-reduces, filled by the wait for the late rank.
+        let added = added(4, 768, Delayed::LastRank, report);
         assert_near(added[0], [0.0, 0.0, 1.0]);
         assert_near(added[1], [0.0, 0.0, 0.0]);
     }
@@ -185,7 +181,7 @@ fn a_late_rank_is_the_others_straggler_wait_and_nothing_else() {
 #[test]
 fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() {
     for delayed in [Delayed::Gradients, Delayed::Control, Delayed::Network] {
-        for added in added(1, 64, delayed, ArrivalOver::Control) {
+        for added in added(1, 64, delayed, ReportOver::Control) {
             assert_near(added, [1.0, 1.0, 0.0]);
         }
     }
@@ -194,7 +190,7 @@ fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() 
 #[test]
 fn with_the_arrival_among_the_gradients_nothing_waits_for_the_control_group() {
     for (delayed, share) in [(Delayed::Gradients, 1.0), (Delayed::Control, 0.0)] {
-        for added in added(1, 64, delayed, ArrivalOver::Gradients) {
+        for added in added(1, 64, delayed, ReportOver::Gradients) {
             assert_near(added, [share, share, 0.0]);
         }
     }
@@ -202,13 +198,13 @@ fn with_the_arrival_among_the_gradients_nothing_waits_for_the_control_group() {
 
 #[test]
 fn communication_that_computation_hides_is_not_exposed() {
-    // All all-reduces but the last one begin while the pass goes on: on a busy machine many, because each alone may be late.
+    // All all-reduces but the last overlap; many, because a busy machine may delay each.
     let costs = on_ranks(2, |rank| {
         cost(
             &rank,
             &Layers::new(16, 768),
             Delayed::Nothing,
-            ArrivalOver::Control,
+            ReportOver::Control,
         )
     });
     for cost in costs {
@@ -216,13 +212,13 @@ fn communication_that_computation_hides_is_not_exposed() {
     }
 }
 
-/// Where a delay is put in while two ranks train two units whose weights are divided.
+/// The delayed part while two ranks train two units with sharded weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DelayedPart {
     Nothing,
     Gathers,
     Reductions,
-    /// Of activations, among ranks that compute a model together.
+    /// Exchanges of activations among ranks that compute a model together.
     Exchanges,
     /// The last rank begins its forward pass late.
     LastRankForward,
@@ -230,8 +226,8 @@ enum DelayedPart {
     LastRankBackward,
 }
 
-/// The medians of the costs of weights gathered and of gradients reduced, and of the seconds waited in forward passes.
-fn cost_of_divided(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
+/// Median costs of gathered weights and of reduced gradients.
+fn cost_of_sharded(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
     match delayed {
         DelayedPart::Gathers => delay_apart(&rank.gradients, [Duration::ZERO, DELAY, Duration::ZERO]),
         DelayedPart::Reductions => delay(&rank.gradients, DELAY),
@@ -264,7 +260,7 @@ fn cost_of_divided(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
             let (_, measurement) = model.sharded.finish().expect("finishes");
             let times = measurement.times().expect("compares");
             let waited = times.all_gather.exposed + times.all_gather.straggler;
-            // Of two units, the backward pass needs the weights of none again.
+            // With two units, the backward pass gathers no weights again.
             assert!((times.waited_in_forward - waited).abs() < 1e-9, "{times:?}");
             model.sharded.publish().expect("publishes");
             times
@@ -278,11 +274,11 @@ fn cost_of_divided(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
 
 #[test]
 fn each_operation_on_divided_weights_has_its_own_cost() {
-    let costs = |delayed| on_ranks(2, |rank| cost_of_divided(&rank, delayed));
+    let costs = |delayed| on_ranks(2, |rank| cost_of_sharded(&rank, delayed));
     let plain = costs(DelayedPart::Nothing);
-    // What is added to total, exposed and straggler of gathers and of reductions: on rank 0, and on the last one.
+    // Added to gathers and reductions (total, exposed, straggler): on rank 0, on the last.
     for (delayed, first, last) in [
-        // The two units are gathered beside each other.
+        // The two units are gathered at the same time.
         (
             DelayedPart::Gathers,
             [[1.0, 1.0, 0.0], [0.0; 3]],
@@ -314,13 +310,13 @@ fn each_operation_on_divided_weights_has_its_own_cost() {
     }
 }
 
-/// The medians of the costs of exchanged activations, of activations that are added up and of gradients, where ranks compute
-/// a model together: an exchange and a sum in each forward pass, and an exchange in each backward pass.
+/// Median costs of exchanged activations, and of summed activations and gradients. Each forward
+/// pass has an exchange and a sum, and each backward pass an exchange.
 fn cost_of_model_parallel(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
     if delayed == DelayedPart::Exchanges {
         delay_apart(&rank.model, [Duration::ZERO, Duration::ZERO, DELAY]);
     }
-    let recorder = rank.recorder(ArrivalOver::Control);
+    let recorder = rank.recorder(ReportOver::Control);
     let collectives = Collectives::new(&rank.model, &rank.model_control, &recorder).expect("collectives");
     let groups = (&rank.gradients, &rank.control);
     let parameters = [rank.parameter(8)];

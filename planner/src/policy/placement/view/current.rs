@@ -1,4 +1,4 @@
-//! Whether an updated view equals a new one.
+//! Checks that an updated view equals a new one.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::View;
 use crate::facts::inventory::Inventory;
 
 impl View {
-    /// Whether it equals a new view, and what it remembers still holds.
+    /// Whether it equals a new view, and its cached results are still valid.
     pub(crate) fn is_current(&mut self, inventory: &Inventory) -> bool {
         let mut new = Self::new(Arc::clone(&self.shape), inventory);
         let homogeneity = self.shape.rules.homogeneity;

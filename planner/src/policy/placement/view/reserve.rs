@@ -1,4 +1,4 @@
-//! Which nodes are reserved for a gang that does not fit.
+//! Chooses the nodes to reserve for a gang that does not fit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crds::spec::Homogeneity;
 use super::{Group, View};
 use crate::facts::inventory::NodeLabels;
 
-/// Who has reserved a node, in the order in which busy nodes are reserved.
+/// The holder of a node's reservation, in the order in which busy nodes are reserved.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Claim {
-    /// The gang itself, in the pass before: the gangs on it end the soonest.
+    /// The gang itself, in the last pass: the gangs on the node end soonest.
     Own,
     /// Nobody.
     Free,
@@ -20,9 +20,9 @@ pub(crate) enum Claim {
 }
 
 impl View {
-    /// The nodes to reserve for a gang that does not fit, in the group (and the value of the required topology key) that lacks
-    /// the fewest: nodes that fit already, then by `claim` those closest to becoming free. None if it does not fit even after
-    /// all gangs have ended.
+    /// The nodes to reserve for a gang that does not fit, in the group (and the value of the
+    /// required topology key) that lacks the fewest: fitting nodes, then by `claim` those closest
+    /// to becoming free. Empty if it would not fit even after all gangs have ended.
     pub(crate) fn nodes_to_reserve(&self, nodes: usize, claim: impl Fn(&str) -> Claim) -> Vec<Arc<str>> {
         let alone = self.groups.iter().filter(|(gpus, _)| !gpus.product.is_empty());
         let of_one = || Pool::best(alone.map(|(_, group)| vec![group]), nodes, self);
@@ -61,14 +61,14 @@ impl View {
     }
 }
 
-/// Nodes that one gang may get together.
+/// Nodes that one gang may combine.
 struct Pool<'a> {
     groups: Vec<&'a Group>,
     domain: Option<&'a str>,
 }
 
 impl<'a> Pool<'a> {
-    /// The pool that lacks the fewest nodes, then the smallest.
+    /// The pool that lacks the fewest nodes, and of those the smallest.
     fn best(choices: impl Iterator<Item = Vec<&'a Group>>, nodes: usize, view: &View) -> Option<Self> {
         let mut best: Option<((usize, usize), Self)> = None;
         for groups in choices {

@@ -1,6 +1,6 @@
 #pragma once
-// What libtorch's ProcessGroupGloo.hpp names of Gloo's header of this name, which libtorch does not ship. The type is
-// only ever held by pointer here; libtorch_cpu.so holds its code.
+// Declarations that libtorch's ProcessGroupGloo.hpp uses from this Gloo header, which libtorch does
+// not ship. The type is held only by pointer; its code is in libtorch_cpu.so.
 #include <chrono>
 
 namespace gloo {

@@ -1,2 +1,2 @@
 #pragma once
-// libtorch's ProcessGroupGloo.hpp includes this header of Gloo's, which libtorch does not ship, and uses nothing of it.
+// libtorch's ProcessGroupGloo.hpp includes this Gloo header, but uses nothing in it.

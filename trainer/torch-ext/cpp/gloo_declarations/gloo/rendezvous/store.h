@@ -1,6 +1,6 @@
 #pragma once
-// What libtorch's ProcessGroupGloo.hpp names of Gloo's header of this name, which libtorch does not ship. No object
-// of this class is made here: the declarations exist so that the overrides in that header parse.
+// Declarations that libtorch's ProcessGroupGloo.hpp uses from this Gloo header, which libtorch does
+// not ship. No object of this class is created; the overrides in that header need it to parse.
 #include <chrono>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// What libtorch's ProcessGroupGloo.hpp names of Gloo's headers, which libtorch does not ship: held by pointer only.
+// Types that libtorch's ProcessGroupGloo.hpp uses from Gloo headers, which libtorch does not ship.
 namespace gloo {
 namespace transport {
 class Device;

@@ -1,29 +1,29 @@
-//! What ranks tell each other with every step. It is added up over them while gradients are reduced, so that all know the
-//! same and take the same decisions, and no step needs another collective.
+//! Numbers that ranks exchange with every step. They are summed with the gradients, so all ranks
+//! decide on the same values and no step needs another collective.
 
 use tch::{Kind, Tensor};
 
-/// What one rank tells. Sums over the images of its micro-batches are on its device, where they stay until they are sent.
+/// One rank's report of a step; sums over its images stay on its device until they are sent.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct RankReport {
     pub(super) stop: bool,
     /// Whether a checkpoint is due after the next step; only rank 0 knows.
     pub(super) save: bool,
     pub(super) loss_sum: Tensor,
     pub(super) correct: Tensor,
     pub(super) images: u64,
-    /// Images left out so far in this epoch, because they cannot be read.
+    /// Images skipped so far in this epoch because they cannot be read.
     pub(super) left_out: u64,
-    /// [`Mesh::disagreement`](crate::distributed::Mesh::disagreement) on the images of this step.
+    /// [`Mesh::disagreement`](crate::distributed::Mesh::disagreement) on this step's images.
     pub(super) disagreement: i64,
-    /// What an earlier step took it, without waiting for others.
+    /// Compute time of an earlier step, without waiting for other ranks.
     pub(super) compute_seconds: f64,
 }
 
-/// What all ranks have told.
+/// The reports of all ranks, reduced.
 #[derive(Debug, PartialEq)]
-pub(super) struct Agreed {
-    /// Whether some rank was told to stop.
+pub(super) struct ReducedReport {
+    /// Whether any rank was told to stop.
     pub(super) stop: bool,
     /// Whether a checkpoint is to be taken after the next step.
     pub(super) save: bool,
@@ -32,7 +32,7 @@ pub(super) struct Agreed {
     pub(super) correct: u64,
     pub(super) images: u64,
     pub(super) left_out: u64,
-    /// Whether ranks that are to have the same images have different ones.
+    /// Whether ranks that should have the same images have different ones.
     pub(super) images_differ: bool,
     /// By rank.
     pub(super) compute_seconds: Vec<f64>,
@@ -40,15 +40,15 @@ pub(super) struct Agreed {
     pub(super) not_finite: Vec<u32>,
 }
 
-/// Numbers before those by rank.
+/// Numbers before the per-rank ones.
 const NUMBERS: usize = 7;
 
-impl Arrival {
-    /// The numbers of one of `ranks` ranks, on the device of its losses. Those by rank come last. Of ranks that have the same
-    /// images one counts them.
+impl RankReport {
+    /// The numbers of `rank` of `ranks` ranks, on the device of its losses; per-rank numbers come
+    /// last. Of the ranks that have the same images, only one `counts` them.
     pub(super) fn to_tensor(&self, (rank, ranks): (u32, u32), counts: bool) -> Tensor {
         let options = (Kind::Double, self.loss_sum.device());
-        // Filled in place on the device: copying them there would make the host wait.
+        // Filled on the device: a copy would make the host wait.
         let number = |value: f64| Tensor::full([], value, options);
         let of_images = if counts {
             [
@@ -79,19 +79,19 @@ impl Arrival {
         Tensor::cat(&[Tensor::stack(&numbers, 0), by_rank.reshape([-1])], 0)
     }
 
-    /// Whether the losses of all ranks are finite, by the sums of their numbers: a scalar on their device.
+    /// Whether the losses of all ranks are finite: a scalar on the device of `sums`.
     pub(super) fn is_finite(sums: &Tensor) -> Tensor {
         let by_rank = sums.slice(0, NUMBERS as i64, None, 1).reshape([2, -1]);
         by_rank.get(1).sum(Kind::Double).le(0.0)
     }
 }
 
-impl Agreed {
-    /// Reads the sums of all ranks' [`Arrival::to_tensor`].
+impl ReducedReport {
+    /// Reads the sums of all ranks' [`RankReport::to_tensor`].
     pub(super) fn from_sums(sums: &[f64]) -> Self {
         let (numbers, by_rank) = sums
             .split_first_chunk::<NUMBERS>()
-            .expect("an arrival has these numbers");
+            .expect("a report has these numbers");
         let [stop, save, disagreement, losses, correct, images, left_out] = *numbers;
         let (compute_seconds, not_finite) = by_rank.split_at(by_rank.len() / 2);
         Self {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn sums_over_the_ranks_say_what_each_has_told() {
-        let arrival = |stop, loss_sum: f64, correct: i64, compute_seconds| Arrival {
+        let report = |stop, loss_sum: f64, correct: i64, compute_seconds| RankReport {
             stop,
             save: !stop,
             loss_sum: Tensor::from(loss_sum),
@@ -128,17 +128,17 @@ mod tests {
             disagreement: 0,
             compute_seconds,
         };
-        let agreed = |ranks: [Arrival; 2]| {
+        let agreed = |ranks: [RankReport; 2]| {
             let [first, second] = ranks;
             let sums = first.to_tensor((0, 2), true) + second.to_tensor((1, 2), true);
-            let is_finite = Arrival::is_finite(&sums).int64_value(&[]) == 1;
-            let agreed = Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
+            let is_finite = RankReport::is_finite(&sums).int64_value(&[]) == 1;
+            let agreed = ReducedReport::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
             assert_eq!(is_finite, agreed.not_finite.is_empty());
             agreed
         };
         assert_eq!(
-            agreed([arrival(false, 8.0, 3, 0.25), arrival(true, 24.0, 4, 0.5)]),
-            Agreed {
+            agreed([report(false, 8.0, 3, 0.25), report(true, 24.0, 4, 0.5)]),
+            ReducedReport {
                 stop: true,
                 save: true,
                 loss: 2.0,
@@ -150,14 +150,14 @@ mod tests {
                 not_finite: vec![],
             }
         );
-        let diverged = agreed([arrival(false, 8.0, 0, 0.0), arrival(false, f64::NAN, 0, 0.0)]);
+        let diverged = agreed([report(false, 8.0, 0, 0.0), report(false, f64::NAN, 0, 0.0)]);
         assert_eq!(diverged.not_finite, [1]);
         assert!(!diverged.stop);
 
-        // Of two ranks that have the same images.
-        let same = || arrival(false, 8.0, 3, 0.25);
+        // Two ranks with the same images.
+        let same = || report(false, 8.0, 3, 0.25);
         let sums = same().to_tensor((0, 2), true) + same().to_tensor((1, 2), false);
-        let agreed = Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
+        let agreed = ReducedReport::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
         assert_eq!((agreed.images, agreed.correct, agreed.left_out), (8, 3, 1));
         assert_eq!(
             (agreed.loss, &agreed.compute_seconds[..]),

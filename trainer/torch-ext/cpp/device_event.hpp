@@ -6,22 +6,22 @@
 
 namespace vit {
 
-// A point in the work of a device: on the CPU the present, on others when what the current stream holds by now is done,
-// which is known once that is so.
-class Moment {
+// A point in the work of a device: on the CPU the current time; on others when the current stream
+// has finished its work, which is known only then.
+class DeviceEvent {
  public:
-  static Moment now(c10::Device device) {
+  static DeviceEvent now(c10::Device device) {
     if (device.is_cpu()) {
-      return Moment(Clock::now());
+      return DeviceEvent(Clock::now());
     }
-    // Unlike PyTorch's own default, that of the backend takes the time.
+    // Unlike PyTorch's default flag, this one records the time.
     c10::Event event(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    return Moment(std::move(event));
+    return DeviceEvent(std::move(event));
   }
 
-  // Seconds from `earlier`, a moment of the same device, to this one; negative if it was later. Both must have passed.
-  double seconds_since(const Moment& earlier) const {
+  // Seconds from `earlier`, of the same device; negative if it was later. Both must have passed.
+  double seconds_since(const DeviceEvent& earlier) const {
     if (const auto* end = std::get_if<c10::Event>(&at_)) {
       return std::get<c10::Event>(earlier.at_).elapsedTime(*end) / 1000.0;
     }
@@ -33,7 +33,7 @@ class Moment {
   using Clock = std::chrono::steady_clock;
   using At = std::variant<Clock::time_point, c10::Event>;
 
-  explicit Moment(At at) : at_(std::move(at)) {}
+  explicit DeviceEvent(At at) : at_(std::move(at)) {}
 
   At at_;
 };
