@@ -4,20 +4,22 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crds::{ViTScalingStudy, ViTTrainingJob};
 use http::{HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::DeserializeGuard;
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, chain};
+use crate::kind::{Kind, Name};
+use crate::output::report;
 
 /// Objects of one page of a list.
 const PAGE: u32 = 500;
-/// Jobs that are named where another one is not there, at most.
+/// How many existing objects are named if the wanted one does not exist.
 const NAMED_INSTEAD: usize = 5;
 /// After it, a server counts as unreachable; kubectl waits for as long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,6 +103,16 @@ impl Cluster {
         })
     }
 
+    /// A cluster that `client` answers for, for tests.
+    #[cfg(test)]
+    pub(crate) fn from_client(client: Client) -> Self {
+        Self {
+            client,
+            server: "http://test".into(),
+            place: crate::fixtures::place(""),
+        }
+    }
+
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
@@ -109,13 +121,8 @@ impl Cluster {
         &self.place.namespace
     }
 
-    /// The jobs of the namespace.
-    pub(crate) fn jobs(&self) -> Api<ViTTrainingJob> {
-        Api::namespaced(self.client.clone(), self.namespace())
-    }
-
-    /// The studies of the namespace.
-    pub(crate) fn studies(&self) -> Api<ViTScalingStudy> {
+    /// The objects of a kind in the namespace.
+    pub(crate) fn api<K: Kind>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), self.namespace())
     }
 
@@ -130,17 +137,11 @@ impl Cluster {
     }
 
     /// All objects, page by page.
-    pub(crate) async fn list<K>(
-        &self,
-        api: Api<K>,
-        labels: Option<&str>,
-        doing: &str,
-    ) -> Result<Vec<K>, Error>
+    pub(crate) async fn list<K>(&self, api: Api<K>, params: ListParams, doing: &str) -> Result<Vec<K>, Error>
     where
         K: Clone + Debug + DeserializeOwned,
     {
-        let mut params = ListParams::default().limit(PAGE);
-        params.label_selector = labels.map(Into::into);
+        let mut params = params.limit(PAGE);
         let mut items = vec![];
         loop {
             let page = api
@@ -155,46 +156,88 @@ impl Cluster {
         }
     }
 
-    /// A job by its name; where there is none, the error names others.
-    pub(crate) async fn job(&self, name: &JobName) -> Result<ViTTrainingJob, Error> {
-        let job = self.jobs().get(name.as_str()).await;
-        self.about_job("get", name, job).await
+    /// All jobs or studies of the namespace or of all namespaces; warns of objects that cannot be read.
+    pub(crate) async fn list_readable<K: Kind>(
+        &self,
+        all_namespaces: bool,
+        labels: Option<&str>,
+    ) -> Result<Vec<K>, Error> {
+        let api: Api<DeserializeGuard<K>> = if all_namespaces {
+            Api::all(self.client.clone())
+        } else {
+            Api::namespaced(self.client.clone(), self.namespace())
+        };
+        let params = ListParams {
+            label_selector: labels.map(Into::into),
+            ..ListParams::default()
+        };
+        let mut objects = vec![];
+        for DeserializeGuard(object) in self.list(api, params, &format!("list {}", K::NOUNS)).await? {
+            match object {
+                Ok(object) => objects.push(object),
+                Err(invalid) => report(&format!(
+                    "warning: {}/{} cannot be read by this plugin: {}",
+                    invalid.metadata.namespace.unwrap_or_default(),
+                    invalid.metadata.name.unwrap_or_default(),
+                    invalid.error
+                )),
+            }
+        }
+        Ok(objects)
     }
 
-    /// Merges this into a job.
-    pub(crate) async fn patch(&self, name: &JobName, patch: &Value) -> Result<(), Error> {
+    /// Says that there are no such objects.
+    pub(crate) fn report_none(&self, what: &str, all_namespaces: bool) {
+        let place = if all_namespaces {
+            "any namespace".into()
+        } else {
+            format!("namespace {}", self.namespace())
+        };
+        report(&format!("No {what} found in {place}."));
+    }
+
+    /// A job or study by its name; if it does not exist, the error names others.
+    pub(crate) async fn get<K: Kind>(&self, name: &Name<K>) -> Result<K, Error> {
+        let object = self.api::<K>().get(name.as_str()).await;
+        self.about("get", name, object).await
+    }
+
+    /// Merges this into a job or study.
+    pub(crate) async fn patch<K: Kind>(&self, name: &Name<K>, patch: &Value) -> Result<(), Error> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let patched = self.jobs().patch(name.as_str(), &params, &patch).await;
-        self.about_job("change", name, patched).await.map(drop)
+        let patched = self.api::<K>().patch(name.as_str(), &params, &patch).await;
+        self.about("change", name, patched).await.map(drop)
     }
 
-    /// The answer to a call about one job. Where there is no such job, the error names others.
-    pub(crate) async fn about_job<T>(
+    /// The answer to a call about one job or study. If it does not exist, the error names others.
+    pub(crate) async fn about<K: Kind, T>(
         &self,
         verb: &str,
-        name: &JobName,
+        name: &Name<K>,
         answer: Result<T, kube::Error>,
     ) -> Result<T, Error> {
         let error = match answer {
             Ok(value) => return Ok(value),
-            Err(error) => self.error(&format!("{verb} job {name}"), error),
+            Err(error) => self.error(&format!("{verb} {} {name}", K::NOUN), error),
         };
         if !matches!(error, Error::NotFound(_)) {
             return Err(error);
         }
         let params = ListParams::default().limit(200);
-        let mut others: Vec<String> = match self.jobs().list_metadata(&params).await {
+        let mut others: Vec<String> = match self.api::<K>().list_metadata(&params).await {
             Ok(list) => list.items.iter().map(kube::ResourceExt::name_any).collect(),
             Err(_) => vec![],
         };
         let more = others.len().saturating_sub(NAMED_INSTEAD);
         others.truncate(NAMED_INSTEAD);
+        let (nouns, list) = (K::NOUNS, K::LIST);
         let others = match (others.is_empty(), more) {
-            (true, _) => ", which has no jobs; kubectl vit list -A shows all".to_owned(),
+            (true, _) => format!(", which has no {nouns}; kubectl vit {list} -A shows all"),
             (false, 0) => format!(", which has {}", others.join(", ")),
             (false, more) => format!(", which has {} and {more} more", others.join(", ")),
         };
-        Err(Error::NoJob {
+        Err(Error::NoObject {
+            noun: K::NOUN,
             name: name.to_string(),
             namespace: self.namespace().into(),
             others,
@@ -278,77 +321,8 @@ impl Place {
     }
 }
 
-/// The name of a job; `vtj/NAME`, as kubectl prints it, means the same.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct JobName(String);
-
-impl JobName {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The name as kubectl prints it.
-    pub(crate) fn qualified(&self) -> String {
-        qualified(&self.0)
-    }
-}
-
-/// The name of a job as kubectl prints it.
-pub(crate) fn qualified(name: &str) -> String {
-    format!("vittrainingjob.vit-operator.dev/{name}")
-}
-
-impl std::str::FromStr for JobName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let kinds = [
-            "vtj",
-            "vittrainingjob",
-            "vittrainingjobs",
-            "vittrainingjob.vit-operator.dev",
-        ];
-        object_name(text, &kinds, "job").map(Self)
-    }
-}
-
-/// The name of an object, with or without one of these kinds before it.
-pub(crate) fn object_name(text: &str, kinds: &[&str], what: &str) -> Result<String, String> {
-    let name = match text.split_once('/') {
-        Some((kind, name)) if kinds.contains(&kind) => name,
-        _ => text,
-    };
-    let is_label = name
-        .bytes()
-        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    if name.is_empty() || !is_label {
-        return Err(format!(
-            "must be the name of a {what}: lower-case letters, digits and '-'"
-        ));
-    }
-    Ok(name.into())
-}
-
-impl std::fmt::Display for JobName {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_may_be_named_as_kubectl_prints_it() {
-        for text in ["digits", "vtj/digits", "vittrainingjob.vit-operator.dev/digits"] {
-            assert_eq!(text.parse::<JobName>().expect("a name").as_str(), "digits");
-        }
-        for text in ["", "pod/digits", "Digits", "a b"] {
-            text.parse::<JobName>().expect_err(text);
-        }
-    }
-
     #[test]
     fn proposed_commands_go_to_the_same_place() {
         let place = crate::fixtures::place(" --context gpu");

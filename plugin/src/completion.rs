@@ -2,22 +2,19 @@
 //! with the words, and reads candidates from its standard output. This binary is that program under that name.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate, complete};
-use crds::study::status::StudyPhase;
-use crds::{Phase, ViTScalingStudy};
+use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
+use kube::ResourceExt as _;
 use kube::api::ListParams;
-use kube::{Api, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 
 use crate::CommandLine;
 use crate::cluster::{Cluster, Connection};
+use crate::kind::Kind;
 use crate::output;
-use crate::summary::summary;
 
 /// The name under which kubectl looks for it.
 const NAME: &str = "kubectl_complete-vit";
@@ -56,34 +53,22 @@ pub(crate) fn run() {
 
 /// Proposes the jobs of the namespace that the command line names.
 pub(crate) fn jobs() -> ArgValueCompleter {
-    objects(Cluster::jobs, summary)
+    names::<ViTTrainingJob>()
 }
 
 /// Proposes the studies of the namespace that the command line names.
 pub(crate) fn studies() -> ArgValueCompleter {
-    objects(Cluster::studies, |study: &ViTScalingStudy| {
-        let status = study.status.as_ref();
-        let runs = status.and_then(|status| status.runs.as_ref());
-        let phase = status
-            .and_then(|status| status.phase)
-            .map_or("New", StudyPhase::as_str);
-        runs.map_or_else(
-            || phase.to_owned(),
-            |runs| format!("{phase}, {} runs measured", runs.summary),
-        )
-    })
+    names::<ViTScalingStudy>()
 }
 
-fn objects<K>(api: fn(&Cluster) -> Api<K>, summary: fn(&K) -> String) -> ArgValueCompleter
-where
-    K: Resource + Clone + Debug + DeserializeOwned + 'static,
-{
-    ArgValueCompleter::new(move |current: &OsStr| {
+/// Proposes the objects of a kind in the namespace that the command line names.
+pub(crate) fn names<K: Kind>() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
         let current = current.to_string_lossy();
-        let mut found = fetch(connection(std::env::args_os().collect()), api).unwrap_or_default();
+        let mut found: Vec<K> = fetch(connection(std::env::args_os().collect())).unwrap_or_default();
         found.retain(|object| object.name_any().starts_with(&*current));
         let candidate =
-            |object: &K| CompletionCandidate::new(object.name_any()).help(Some(summary(object).into()));
+            |object: &K| CompletionCandidate::new(object.name_any()).help(Some(object.summary().into()));
         found.iter().map(candidate).collect()
     })
 }
@@ -114,16 +99,13 @@ fn connection(mut words: Vec<OsString>) -> Connection {
     Connection::from_arg_matches(innermost).unwrap_or_default()
 }
 
-fn fetch<K>(connection: Connection, api: fn(&Cluster) -> Api<K>) -> Option<Vec<K>>
-where
-    K: Clone + Debug + DeserializeOwned,
-{
+fn fetch<K: Kind>(connection: Connection) -> Option<Vec<K>> {
     let runtime = crate::runtime().ok()?;
     runtime.block_on(async {
         let asking = async {
             let cluster = Cluster::connect(&connection).await.ok()?;
             let params = ListParams::default().limit(MOST);
-            Some(api(&cluster).list(&params).await.ok()?.items)
+            Some(cluster.api().list(&params).await.ok()?.items)
         };
         tokio::time::timeout(TIMEOUT, asking).await.ok()?
     })

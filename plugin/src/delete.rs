@@ -1,10 +1,13 @@
 //! `kubectl vit delete`.
 
+use crds::ViTTrainingJob;
 use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::wait::{await_condition, conditions::is_deleted};
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
+use crate::kind::JobName;
+use crate::outcomes::Outcomes;
 use crate::output::{print, report};
 use crate::wait::Timeout;
 
@@ -28,49 +31,57 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let mut outcomes = Outcomes::new();
     for name in &arguments.jobs {
-        let job = match cluster.job(name).await {
-            Ok(job) => job,
-            Err(Error::NoJob { .. }) if arguments.ignore_not_found => continue,
-            Err(error) => return Err(error),
-        };
-        let uid = job.metadata.uid.clone().unwrap_or_default();
-        // Pods go first where that is waited for: else the job is gone while they save and stop.
-        let params = if arguments.wait {
-            DeleteParams::foreground()
-        } else {
-            DeleteParams::background()
-        };
-        // Of this name there may be another job by now, which nobody asked to delete.
-        let params = params.preconditions(Preconditions {
-            uid: Some(uid.clone()),
-            resource_version: None,
-        });
-        let deleted = cluster.jobs().delete(name.as_str(), &params).await;
-        cluster.about_job("delete", name, deleted).await?;
-        print(&format!("vittrainingjob.vit-operator.dev \"{name}\" deleted\n"))?;
-        if let Some(checkpoint) = job.status.unwrap_or_default().last_checkpoint {
-            report(&format!(
-                "its checkpoint of step {} stays in {}",
-                checkpoint.step, checkpoint.path
-            ));
-        }
-        if arguments.wait {
-            let gone = Box::pin(async {
-                let gone = await_condition(cluster.jobs(), name.as_str(), is_deleted(&uid)).await;
-                let doing = format!("wait until job {name} is gone");
-                gone.map(drop).map_err(|error| Error::refused(&doing, &error))
-            });
-            let state = || {
-                let pods = format!("get pods -l vit-operator.dev/job-name={name}");
-                format!(
-                    "its pods are still ending; {} shows them",
-                    cluster.place().kubectl(&pods)
-                )
-            };
-            let what = format!("the end of job {name}");
-            arguments.timeout.limit(&what, gone, state).await?;
+        match Box::pin(delete(cluster, name, arguments)).await {
+            Err(Error::NoObject { .. }) if arguments.ignore_not_found => {}
+            outcome => drop(outcomes.keep(outcome)?),
         }
     }
-    Ok(Exit::Done)
+    Ok(outcomes.exit())
+}
+
+async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Result<(), Error> {
+    let job = cluster.get(name).await?;
+    let uid = job.metadata.uid.clone().unwrap_or_default();
+    // Pods go first where that is waited for: else the job is gone while they save and stop.
+    let params = if arguments.wait {
+        DeleteParams::foreground()
+    } else {
+        DeleteParams::background()
+    };
+    // Of this name there may be another job by now, which nobody asked to delete.
+    let params = params.preconditions(Preconditions {
+        uid: Some(uid.clone()),
+        resource_version: None,
+    });
+    let deleted = cluster
+        .api::<ViTTrainingJob>()
+        .delete(name.as_str(), &params)
+        .await;
+    cluster.about("delete", name, deleted).await?;
+    print(&format!("vittrainingjob.vit-operator.dev \"{name}\" deleted\n"))?;
+    if let Some(checkpoint) = job.status.unwrap_or_default().last_checkpoint {
+        report(&format!(
+            "its checkpoint of step {} stays in {}",
+            checkpoint.step, checkpoint.path
+        ));
+    }
+    if !arguments.wait {
+        return Ok(());
+    }
+    let gone = Box::pin(async {
+        let gone = await_condition(cluster.api::<ViTTrainingJob>(), name.as_str(), is_deleted(&uid)).await;
+        let doing = format!("wait until job {name} is gone");
+        gone.map(drop).map_err(|error| Error::refused(&doing, &error))
+    });
+    let state = || {
+        let pods = format!("get pods -l vit-operator.dev/job-name={name}");
+        format!(
+            "its pods are still ending; {} shows them",
+            cluster.place().kubectl(&pods)
+        )
+    };
+    let what = format!("the end of job {name}");
+    arguments.timeout.limit(&what, gone, state).await
 }

@@ -16,7 +16,7 @@ pub(crate) enum Exit {
     /// There is no such job, pod or resource.
     NotFound = 3,
     /// The job that was asked for or waited for has failed.
-    JobFailed = 4,
+    Failed = 4,
     /// The job is not there yet: it is not over, or was not what was waited for in time.
     NotYet = 5,
 }
@@ -25,6 +25,16 @@ impl Exit {
     /// The number.
     pub(crate) fn code(self) -> u8 {
         self as u8
+    }
+
+    /// The worse of two outcomes: the smaller code, except for 0.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Done, other) => other,
+            (this, Self::Done) => this,
+            (this, other) if other.code() < this.code() => other,
+            (this, _) => this,
+        }
     }
 }
 
@@ -36,7 +46,8 @@ Exit codes:
   2  the command line, or the manifest it makes, is wrong
   3  there is no such job, pod or resource
   4  the job has failed (status --exit-code, watch, and wherever it is waited for)
-  5  the job is not over (status --exit-code), or was not what was waited for within --timeout";
+  5  the job is not over (status --exit-code), or was not what was waited for within --timeout
+With several jobs, the smallest code other than 0 is returned";
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +64,13 @@ pub(crate) enum Error {
     /// No answer from the API server.
     #[error("cannot reach the API server at {server}: {cause}")]
     Unreachable { server: String, cause: String },
-    /// The API server knows no such job.
-    #[error("there is no job {name} in namespace {namespace}{others}")]
-    NoJob {
+    /// The API server knows no such job or study.
+    #[error("there is no {noun} {name} in namespace {namespace}{others}")]
+    NoObject {
+        noun: &'static str,
         name: String,
         namespace: String,
-        /// What is there instead.
+        /// The names in the namespace instead.
         others: String,
     },
     /// The API server does not serve the resource.
@@ -77,18 +89,15 @@ pub(crate) enum Error {
     #[error("cannot read what the API server has ({0}): is this plugin older than the operator?")]
     Unreadable(#[source] serde_json::Error),
     /// A wait that ended without what was waited for.
-    #[error("{what} did not come within {seconds} s: {state}")]
+    #[error("{what} did not come within {limit}: {state}")]
     TimedOut {
         what: String,
-        seconds: u64,
+        limit: String,
         state: String,
     },
     /// The job failed while it was waited for.
     #[error("{0}")]
-    JobFailed(String),
-    /// The API server knows no such study.
-    #[error("there is no study {name} in namespace {namespace}; kubectl get vits -A shows all")]
-    NoStudy { name: String, namespace: String },
+    Failed(String),
     /// The files of a report cannot be written.
     #[error("cannot write the report: {0}")]
     Report(#[source] io::Error),
@@ -112,15 +121,21 @@ impl Error {
         }
     }
 
+    /// Whether the next call would fail for the same reason, whatever it is about.
+    pub(crate) fn concerns_all(&self) -> bool {
+        matches!(
+            self,
+            Self::ClosedPipe | Self::Output(_) | Self::Unreachable { .. } | Self::NoResource { .. }
+        )
+    }
+
     /// The exit code for it. A reader that has seen enough is no failure.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::ClosedPipe => Exit::Done,
             Self::Usage(_) | Self::Invalid(_) => Exit::Usage,
-            Self::NoJob { .. } | Self::NoStudy { .. } | Self::NoResource { .. } | Self::NotFound(_) => {
-                Exit::NotFound
-            }
-            Self::JobFailed(_) => Exit::JobFailed,
+            Self::NoObject { .. } | Self::NoResource { .. } | Self::NotFound(_) => Exit::NotFound,
+            Self::Failed(_) => Exit::Failed,
             Self::TimedOut { .. } => Exit::NotYet,
             Self::Kubeconfig(_)
             | Self::Unreachable { .. }
@@ -167,7 +182,7 @@ mod tests {
             Exit::Error,
             Exit::Usage,
             Exit::NotFound,
-            Exit::JobFailed,
+            Exit::Failed,
             Exit::NotYet,
         ] {
             assert!(
@@ -175,6 +190,17 @@ mod tests {
                 "{exit:?} is not in:\n{EXIT_CODES}"
             );
         }
+    }
+
+    #[test]
+    fn the_worst_outcome_is_the_smallest_code_but_0() {
+        let worst = |exits: &[Exit]| exits.iter().copied().fold(Exit::Done, Exit::worse);
+        assert_eq!(worst(&[]), Exit::Done);
+        assert_eq!(worst(&[Exit::Done, Exit::NotYet, Exit::Done]), Exit::NotYet);
+        assert_eq!(
+            worst(&[Exit::Failed, Exit::NotFound, Exit::NotYet]),
+            Exit::NotFound
+        );
     }
 
     #[test]

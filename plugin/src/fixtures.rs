@@ -1,6 +1,6 @@
 //! Jobs in every state, for tests of what is shown of them.
 
-use crds::ViTTrainingJob;
+use crds::{ViTScalingStudy, ViTTrainingJob};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -43,6 +43,15 @@ pub(crate) fn job(status: Value) -> ViTTrainingJob {
         "status": merged(json!({"attempt": 1, "restarts": 0, "restartsSinceCheckpoint": 0, "observedGeneration": 1}), status),
     }))
     .expect("a job")
+}
+
+/// The study of the examples with this status.
+pub(crate) fn study(status: Value) -> ViTScalingStudy {
+    let manifest = include_str!("../../examples/studies/digits.yaml");
+    let mut study: ViTScalingStudy = serde_saphyr::from_str(manifest).expect("a study");
+    study.metadata.namespace = Some("research".into());
+    study.status = Some(serde_json::from_value(status).expect("a status"));
+    study
 }
 
 /// One object's fields over the other's.

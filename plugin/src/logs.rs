@@ -9,10 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::LogParams;
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::gang::{Member, members};
+use crate::kind::JobName;
 use crate::output::report;
+use crate::span::{self, whole_seconds};
 use crate::summary::phase;
 use crate::text::counted;
 use crate::wait::{Timeout, wait};
@@ -42,9 +44,9 @@ pub(crate) struct Arguments {
     /// Only so many lines from the end
     #[arg(long, value_name = "LINES")]
     tail: Option<u32>,
-    /// Only lines of the last so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    since: Option<u32>,
+    /// Only lines of this last period, such as 90s, 5m or 1h30m; a bare number counts seconds
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
+    since: Option<Duration>,
     /// Each line with its time
     #[arg(long)]
     timestamps: bool,
@@ -52,7 +54,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
-    let mut job = cluster.job(name).await?;
+    let mut job = cluster.get(name).await?;
     check_rank(&job, arguments.rank)?;
     let mut shown: Option<i32> = None;
     loop {
@@ -166,21 +168,27 @@ async fn next(
     shown: Option<i32>,
     rank: u32,
 ) -> Result<Option<ViTTrainingJob>, Error> {
-    wait(cluster, name, "the next attempt", Timeout::NEVER, |job| {
-        let Some(job) = job else {
-            return Some(Ok(None));
-        };
-        let status = job.status.clone().unwrap_or_default();
-        let size = status.workers.unwrap_or_default().desired * job.spec.workers.gpus_per_node;
-        let has_rank = i64::from(rank) < i64::from(size);
-        match status.phase? {
-            phase if phase.is_terminal() => Some(Ok(None)),
-            Phase::Starting | Phase::Running if Some(status.attempt) > shown && has_rank => {
-                Some(Ok(Some(job.clone())))
+    wait(
+        cluster,
+        name,
+        "the next attempt",
+        Timeout::NEVER,
+        |job: Option<&ViTTrainingJob>| {
+            let Some(job) = job else {
+                return Some(Ok(None));
+            };
+            let status = job.status.clone().unwrap_or_default();
+            let size = status.workers.unwrap_or_default().desired * job.spec.workers.gpus_per_node;
+            let has_rank = i64::from(rank) < i64::from(size);
+            match status.phase? {
+                phase if phase.is_terminal() => Some(Ok(None)),
+                Phase::Starting | Phase::Running if Some(status.attempt) > shown && has_rank => {
+                    Some(Ok(Some(job.clone())))
+                }
+                _ => None,
             }
-            _ => None,
-        }
-    })
+        },
+    )
     .await
 }
 
@@ -208,7 +216,7 @@ async fn stream(
         follow: arguments.follow,
         // Of a later attempt everything is new.
         tail_lines: arguments.tail.map(i64::from).filter(|_| !is_next),
-        since_seconds: arguments.since.map(i64::from).filter(|_| !is_next),
+        since_seconds: arguments.since.map(whole_seconds).filter(|_| !is_next),
         timestamps: arguments.timestamps,
         ..LogParams::default()
     };

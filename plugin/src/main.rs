@@ -19,15 +19,20 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod gang;
+mod kind;
 mod list;
 mod logs;
 mod losses;
+#[cfg(test)]
+mod mock;
 mod nodes;
+mod outcomes;
 mod output;
 mod paint;
 mod reference;
 mod run;
 mod scale;
+mod span;
 mod status;
 mod step_times;
 mod study;
@@ -41,6 +46,7 @@ mod why;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use crds::ViTTrainingJob;
 use tokio::runtime::Runtime;
 
 use cluster::{Cluster, Connection};
@@ -65,12 +71,16 @@ enum Command {
     Watch(watch::Arguments),
     Why(why::Arguments),
     Logs(logs::Arguments),
-    /// Stop a job after a checkpoint, and give its GPUs back
-    #[command(after_help = "Example: kubectl vit suspend digits --wait")]
-    Suspend(suspend::Arguments),
-    /// Let a suspended job go on from its checkpoint
-    #[command(after_help = "Example: kubectl vit resume digits --wait")]
-    Resume(suspend::Arguments),
+    /// Checkpoint and stop jobs, releasing their GPUs
+    #[command(
+        after_help = "Examples:\n  kubectl vit suspend digits --wait\n  kubectl vit suspend -l team=vision"
+    )]
+    Suspend(suspend::Arguments<ViTTrainingJob>),
+    /// Resume suspended jobs from their checkpoints
+    #[command(
+        after_help = "Examples:\n  kubectl vit resume digits cifar10 --wait --timeout 10m\n  kubectl vit resume --all"
+    )]
+    Resume(suspend::Arguments<ViTTrainingJob>),
     Scale(scale::Arguments),
     Study(study::Arguments),
     Nodes(nodes::Arguments),

@@ -2,13 +2,11 @@
 
 use std::io::Write as _;
 
-use crds::ViTTrainingJob;
-use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cluster::qualified;
 use crate::error::Error;
+use crate::kind::{Kind, Name};
 
 /// How objects are written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -32,8 +30,13 @@ impl Format {
 
 /// Writes to standard output.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes bytes of any kind to standard output.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(bytes)?;
     Ok(stdout.flush()?)
 }
 
@@ -54,22 +57,19 @@ pub(crate) fn object(value: &impl Serialize, names: &[String], format: Format) -
     }
 }
 
-/// A job as kubectl prints it: without the notes of who set which field.
-pub(crate) fn job(mut job: ViTTrainingJob, format: Format) -> Result<(), Error> {
-    job.metadata.managed_fields = None;
-    object(&job, &[name(&job)], format)
+/// An object as kubectl prints it: without managed fields.
+pub(crate) fn one<K: Kind>(mut one: K, format: Format) -> Result<(), Error> {
+    one.meta_mut().managed_fields = None;
+    object(&one, &[Name::from_object(&one).qualified()], format)
 }
 
-/// Jobs as kubectl prints them.
-pub(crate) fn jobs(mut jobs: Vec<ViTTrainingJob>, format: Format) -> Result<(), Error> {
-    for job in &mut jobs {
-        job.metadata.managed_fields = None;
+/// Objects as kubectl prints them.
+pub(crate) fn many<K: Kind>(mut objects: Vec<K>, format: Format) -> Result<(), Error> {
+    for object in &mut objects {
+        object.meta_mut().managed_fields = None;
     }
-    let names: Vec<String> = jobs.iter().map(name).collect();
-    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": jobs});
+    let names = objects.iter().map(|object| Name::from_object(object).qualified());
+    let names: Vec<String> = names.collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects});
     object(&list, &names, format)
-}
-
-fn name(job: &ViTTrainingJob) -> String {
-    qualified(&job.name_any())
 }

@@ -13,12 +13,10 @@ pub(crate) fn markdown() -> String {
         .show_footer(false);
     let command = CommandLine::command();
     let mut page = help_markdown_command_custom(&command, &options);
-    // What is set in lines for a terminal stays so.
-    for text in std::iter::once(&command)
-        .chain(command.get_subcommands())
-        .filter_map(|command| command.get_after_help())
-    {
-        let text = text.to_string();
+    let mut texts = vec![];
+    after_help(&command, &mut texts);
+    // Lines for a terminal stay as they are.
+    for text in texts {
         page = page.replace(&text, &format!("```text\n{text}\n```"));
     }
     let lines: Vec<&str> = page.lines().map(str::trim_end).collect();
@@ -29,6 +27,14 @@ pub(crate) fn markdown() -> String {
         1,
     );
     format!("{}\n", page.trim_end())
+}
+
+/// The texts after the help of a command and its subcommands.
+fn after_help(command: &clap::Command, texts: &mut Vec<String>) {
+    texts.extend(command.get_after_help().map(ToString::to_string));
+    for subcommand in command.get_subcommands() {
+        after_help(subcommand, texts);
+    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use crds::{ValidatedJob, ViTTrainingJob, validate};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
+use crate::kind::{JobName, end};
 use crate::output::{print, report};
 use crate::summary::phase;
 use crate::text::counted;
-use crate::wait::{Timeout, end, wait};
+use crate::wait::{Timeout, wait};
 
 /// Change the number of nodes of a job, or the bounds of an elastic one
 ///
@@ -41,7 +42,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
-    let job = cluster.job(name).await?;
+    let job = cluster.get(name).await?;
     let plan = plan(&job, arguments)?;
     cluster.patch(name, &plan.patch).await?;
     print(&format!("{}\n", plan.words))?;

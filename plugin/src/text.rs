@@ -68,6 +68,15 @@ pub(crate) fn counted(number: impl Into<i64>, noun: &str) -> String {
     }
 }
 
+/// The ranks of a pod: `rank 3`, `ranks 0-7`.
+pub(crate) fn ranks(node_rank: i32, ranks_per_node: i32) -> String {
+    let first = node_rank * ranks_per_node;
+    match ranks_per_node {
+        ..=1 => format!("rank {node_rank}"),
+        _ => format!("ranks {first}-{}", first + ranks_per_node - 1),
+    }
+}
+
 /// Memory in MiB as GiB where it is that much.
 pub(crate) fn mebibytes(mebibytes: i64) -> String {
     if mebibytes >= 1024 {
@@ -75,6 +84,11 @@ pub(crate) fn mebibytes(mebibytes: i64) -> String {
     } else {
         format!("{mebibytes} MiB")
     }
+}
+
+/// Text, or a dash in its place.
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".into())
 }
 
 /// A bar of `cells` characters of which a share from 0 to 1 is filled.

@@ -1,27 +1,33 @@
-//! Waiting for a job to become something, by a watch.
+//! Waiting for an object to become something, by a watch.
 
 use std::time::Duration;
 
-use crds::{Phase, ViTTrainingJob};
 use futures::{Stream, StreamExt as _};
+use jiff::SignedDuration;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, chain};
-use crate::output;
-use crate::summary::{main_condition, summary};
+use crate::kind::{Kind, Name};
+use crate::{output, span, text};
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Timeout {
-    /// How many seconds to wait at most; without it, for as long as it takes
-    #[arg(long = "timeout", value_name = "SECONDS")]
-    seconds: Option<u64>,
+    /// Longest wait, such as 90s, 5m or 1h30m; a bare number counts seconds; without it, there is no limit
+    #[arg(long = "timeout", value_name = "DURATION", value_parser = span::parse)]
+    limit: Option<Duration>,
 }
 
 impl Timeout {
-    /// For as long as it takes.
-    pub(crate) const NEVER: Self = Self { seconds: None };
+    /// No limit.
+    pub(crate) const NEVER: Self = Self { limit: None };
+
+    /// A limit, for tests.
+    #[cfg(test)]
+    pub(crate) fn after(limit: Duration) -> Self {
+        Self { limit: Some(limit) }
+    }
 
     /// Waits for `future`; when time is over, the error says that `what` did not come, and what `state` tells.
     pub(crate) async fn limit<T>(
@@ -30,28 +36,28 @@ impl Timeout {
         future: impl Future<Output = Result<T, Error>>,
         state: impl FnOnce() -> String,
     ) -> Result<T, Error> {
-        let Some(seconds) = self.seconds else {
+        let Some(limit) = self.limit else {
             return future.await;
         };
-        let outcome = tokio::time::timeout(Duration::from_secs(seconds), future).await;
+        let outcome = tokio::time::timeout(limit, future).await;
         outcome.unwrap_or_else(|_| {
             Err(Error::TimedOut {
                 what: what.into(),
-                seconds,
+                limit: text::duration(SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX)),
                 state: state(),
             })
         })
     }
 }
 
-/// Waits until `answer` gives one for the job, each time it changes; `None` stands for a job that was deleted. Meanwhile,
-/// its summary goes to standard error.
-pub(crate) async fn wait<T>(
+/// Waits until `answer` gives one for the object, each time it changes; `None` stands for an object that was deleted.
+/// Meanwhile, its summary goes to standard error.
+pub(crate) async fn wait<K: Kind, T>(
     cluster: &Cluster,
-    name: &JobName,
+    name: &Name<K>,
     what: &str,
     timeout: Timeout,
-    answer: impl FnMut(Option<&ViTTrainingJob>) -> Option<Result<T, Error>>,
+    answer: impl FnMut(Option<&K>) -> Option<Result<T, Error>>,
 ) -> Result<T, Error> {
     let report = |summary: &str| {
         output::report(&format!("{name}: {summary}"));
@@ -61,79 +67,78 @@ pub(crate) async fn wait<T>(
 }
 
 /// The same; the summary goes to `report`, each time it changes.
-pub(crate) async fn wait_reporting<T>(
+pub(crate) async fn wait_reporting<K: Kind, T>(
     cluster: &Cluster,
-    name: &JobName,
+    name: &Name<K>,
     what: &str,
     timeout: Timeout,
     report: impl Fn(&str) -> Result<(), Error>,
-    mut answer: impl FnMut(Option<&ViTTrainingJob>) -> Option<Result<T, Error>>,
+    mut answer: impl FnMut(Option<&K>) -> Option<Result<T, Error>>,
 ) -> Result<T, Error> {
     let state = std::cell::RefCell::new(String::from("it was not seen"));
     let watching = async {
         let mut changes = changes(cluster, name);
         while let Some(change) = changes.next().await {
-            let job = match change {
-                Ok(job) => job,
+            let object = match change {
+                Ok(object) => object,
                 Err(error) => {
                     warn_or_fail(cluster, name, error)?;
                     continue;
                 }
             };
-            let seen = job.as_ref().map(summary);
+            let seen = object.as_ref().map(K::summary);
             if let Some(seen) = seen.filter(|seen| *seen != *state.borrow()) {
                 report(&seen)?;
                 *state.borrow_mut() = seen;
             }
-            if let Some(answer) = answer(job.as_ref()) {
+            if let Some(answer) = answer(object.as_ref()) {
                 return answer;
             }
         }
-        Err(Error::NotFound(format!("the watch of job {name} ended")))
+        Err(Error::NotFound(format!("the watch of {} {name} ended", K::NOUN)))
     };
     let state = || format!("{name}: {}", state.borrow());
     timeout.limit(what, watching, state).await
 }
 
-/// The job, each time it changes. Errors are followed by another try, later and later.
-pub(crate) fn changes(
+/// The object, each time it changes. After an error, the watch is tried again with a growing delay.
+pub(crate) fn changes<K: Kind>(
     cluster: &Cluster,
-    name: &JobName,
-) -> impl Stream<Item = watcher::Result<Option<ViTTrainingJob>>> + Unpin + use<> {
-    let changes = watcher::watch_object(cluster.jobs(), name.as_str());
+    name: &Name<K>,
+) -> impl Stream<Item = watcher::Result<Option<K>>> + Unpin + use<K> {
+    let changes = watcher::watch_object(cluster.api::<K>(), name.as_str());
     changes.default_backoff().boxed()
 }
 
-/// Warns of an error of a watch, which tries again; fails where that would get the same answer.
-pub(crate) fn warn_or_fail(cluster: &Cluster, name: &JobName, error: watcher::Error) -> Result<(), Error> {
-    use kube::Error::{Api, SerdeError};
+/// Warns of an error of a watch, which tries again; fails if that would get the same answer.
+pub(crate) fn warn_or_fail<K: Kind>(
+    cluster: &Cluster,
+    name: &Name<K>,
+    error: watcher::Error,
+) -> Result<(), Error> {
+    let words = chain(&error);
+    if let Some(error) = permanent(error) {
+        return Err(cluster.error(&format!("watch {} {name}", K::NOUN), error));
+    }
+    output::report(&format!("warning: {words}; trying again"));
+    Ok(())
+}
+
+/// The error of a watch, if another try would get it again.
+pub(crate) fn permanent(error: watcher::Error) -> Option<kube::Error> {
     match error {
-        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)
-            if matches!(&error, Api(status) if matches!(status.code, 401 | 403 | 404))
-                || matches!(error, SerdeError(_)) =>
-        {
-            Err(cluster.error(&format!("watch job {name}"), error))
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
+            is_permanent(&error).then_some(error)
         }
-        error => {
-            output::report(&format!("warning: {}; trying again", chain(&error)));
-            Ok(())
-        }
+        _ => None,
     }
 }
 
-/// How a job ended; `None` while it goes on.
-pub(crate) fn end(name: &JobName, job: Option<&ViTTrainingJob>) -> Option<Result<(), Error>> {
-    let Some(job) = job else {
-        return Some(Err(Error::NotFound(format!("job {name} was deleted"))));
-    };
-    let status = job.status.as_ref()?;
-    match status.phase? {
-        Phase::Succeeded => Some(Ok(())),
-        // An operator that has not seen a change of the spec may give a refused job a second chance.
-        Phase::Failed if status.observed_generation >= job.metadata.generation => {
-            let why = main_condition(status).map_or("", |condition| condition.message.as_str());
-            Some(Err(Error::JobFailed(format!("job {name} failed: {why}"))))
-        }
-        _ => None,
+/// Whether another try would get the same answer.
+pub(crate) fn is_permanent(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => matches!(status.code, 400 | 401 | 403 | 404),
+        kube::Error::SerdeError(_) => true,
+        _ => false,
     }
 }

@@ -4,22 +4,23 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use console::Term;
-use crds::Phase;
+use crds::{Phase, ViTTrainingJob};
 use futures::StreamExt as _;
 use tokio::time::MissedTickBehavior;
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::gang::Found;
+use crate::kind::{JobName, Kind, Name, end};
 use crate::output;
 use crate::paint::Paint;
 use crate::status::{View, look, render};
 use crate::step_times::StepTimes;
 use crate::summary::phase;
-use crate::wait::{Timeout, changes, end, wait_reporting, warn_or_fail};
+use crate::wait::{Timeout, changes, wait_reporting, warn_or_fail};
 use crate::why;
 
-/// How often pods, agents and logs are asked anew.
+/// How often the screen is redrawn without a change of the object.
 const REFRESH: Duration = Duration::from_secs(5);
 
 /// Follow a job until it is over
@@ -39,68 +40,76 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
     // A missing job is an error; the watch would wait for it.
-    cluster.job(name).await?;
-    follow(cluster, name, arguments.timeout).await
+    cluster.get(name).await?;
+    follow_job(cluster, name, arguments.timeout).await
 }
 
-/// Follows a job until it is over, as fits standard output.
-pub(crate) async fn follow(cluster: &Cluster, name: &JobName, timeout: Timeout) -> Result<Exit, Error> {
+/// Follows a job until it is over, with the screen of `status`.
+pub(crate) async fn follow_job(cluster: &Cluster, name: &JobName, timeout: Timeout) -> Result<Exit, Error> {
+    let mut before = None;
+    let screen = async |job: ViTTrainingJob| {
+        let mut view = look(cluster, job, false).await;
+        show_recent(&mut view, &mut before);
+        let why = why::explain(&view.job, cluster.place(), view.now);
+        render(&view, &why, false, Paint::of_stdout())
+    };
+    Box::pin(follow(cluster, name, timeout, screen)).await
+}
+
+/// Follows an object until it is over: on a terminal by its screen, elsewhere by a line for each change.
+pub(crate) async fn follow<K: Kind>(
+    cluster: &Cluster,
+    name: &Name<K>,
+    timeout: Timeout,
+    screen: impl AsyncFnMut(K) -> String,
+) -> Result<Exit, Error> {
     if std::io::stdout().is_terminal() {
-        let screen = Box::pin(screen(cluster, name));
-        timeout
-            .limit("its end", screen, || format!("{name} goes on"))
-            .await?;
+        let drawing = Box::pin(draw(cluster, name, screen));
+        let state = || format!("{name} is not over");
+        timeout.limit("its end", drawing, state).await?;
     } else {
         let report = |summary: &str| output::print(&format!("{name}: {summary}\n"));
-        wait_reporting(cluster, name, "its end", timeout, report, |job| end(name, job)).await?;
+        let over = |object: Option<&K>| end(name, object);
+        wait_reporting(cluster, name, "its end", timeout, report, over).await?;
     }
     Ok(Exit::Done)
 }
 
-/// The screen, drawn anew in its place.
-async fn screen(cluster: &Cluster, name: &JobName) -> Result<(), Error> {
+/// The screen, redrawn in its place.
+async fn draw<K: Kind>(
+    cluster: &Cluster,
+    name: &Name<K>,
+    mut screen: impl AsyncFnMut(K) -> String,
+) -> Result<(), Error> {
     let mut changes = changes(cluster, name);
     let mut refresh = tokio::time::interval(REFRESH);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut canvas = Canvas::default();
-    let mut job = None;
-    let mut before = None;
+    let mut object: Option<K> = None;
     loop {
         let mut ended = None;
         tokio::select! {
             change = changes.next() => match change {
                 Some(Ok(changed)) => {
                     ended = end(name, changed.as_ref());
-                    job = changed;
+                    object = changed;
                 }
                 Some(Err(error)) => {
                     canvas.lines = 0;
                     warn_or_fail(cluster, name, error)?;
                     continue;
                 }
-                None => return Err(Error::NotFound(format!("the watch of job {name} ended"))),
+                None => return Err(Error::NotFound(format!("the watch of {} {name} ended", K::NOUN))),
             },
             _ = refresh.tick() => {}
         }
-        if let Some(job) = &job {
-            draw(cluster, job.clone(), &mut before, &mut canvas).await?;
+        if let Some(object) = &object {
+            canvas.show(&screen(object.clone()).await)?;
         }
         if let Some(ended) = ended {
             return ended;
         }
     }
-}
-
-async fn draw(
-    cluster: &Cluster,
-    job: crds::ViTTrainingJob,
-    before: &mut Option<StepTimes>,
-    canvas: &mut Canvas,
-) -> Result<(), Error> {
-    let mut view = look(cluster, job, false).await;
-    show_recent(&mut view, before);
-    let why = why::explain(&view.job, cluster.place(), view.now);
-    canvas.show(&render(&view, &why, false, Paint::of_stdout()))
 }
 
 /// Where step time went since the last look, once steps were taken since.

@@ -3,15 +3,14 @@
 use contract::progress_line::significant;
 use crds::{Phase, ViTTrainingJob};
 use jiff::{SignedDuration, Timestamp};
-use kube::core::DeserializeGuard;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
 use crate::summary::{self, HIGH_SYNC_SHARE};
-use crate::text::{age, duration, percent, table};
+use crate::text::{age, duration, or_dash, percent, table};
 
 /// List jobs: what they do, how far they are, and what holds them back
 #[derive(Debug, clap::Args)]
@@ -39,35 +38,14 @@ fn phase(word: &str) -> Result<Phase, String> {
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
-    let api: Api<DeserializeGuard<ViTTrainingJob>> = if arguments.all_namespaces {
-        Api::all(cluster.client().clone())
-    } else {
-        Api::namespaced(cluster.client().clone(), cluster.namespace())
-    };
     let labels = arguments.selector.as_deref();
-    let mut jobs = vec![];
-    for DeserializeGuard(job) in cluster.list(api, labels, "list jobs").await? {
-        match job {
-            Ok(job) => jobs.push(job),
-            Err(invalid) => output::report(&format!(
-                "warning: {}/{} cannot be read by this plugin: {}",
-                invalid.metadata.namespace.unwrap_or_default(),
-                invalid.metadata.name.unwrap_or_default(),
-                invalid.error
-            )),
-        }
-    }
+    let mut jobs: Vec<ViTTrainingJob> = cluster.list_readable(arguments.all_namespaces, labels).await?;
     let phases = &arguments.phase;
     jobs.retain(|job| phases.is_empty() || summary::phase(job).is_some_and(|phase| phases.contains(&phase)));
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
-        output::jobs(jobs, format)?;
+        output::many(jobs, format)?;
     } else if jobs.is_empty() {
-        let place = if arguments.all_namespaces {
-            "any namespace".into()
-        } else {
-            format!("namespace {}", cluster.namespace())
-        };
-        output::report(&format!("No jobs found in {place}."));
+        cluster.report_none("jobs", arguments.all_namespaces);
     } else {
         let columns = Columns {
             has_namespace: arguments.all_namespaces,
@@ -98,7 +76,6 @@ fn row(job: &ViTTrainingJob, columns: Columns, now: Timestamp, paint: Paint) -> 
     let progress = status.progress.unwrap_or_default();
     let has_begun = progress.total_steps > 0;
     let is_running = status.phase == Some(Phase::Running);
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     let rate = progress.images_per_second.filter(|_| is_running);
     let sync = progress
         .sync_share

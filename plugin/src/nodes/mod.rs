@@ -8,12 +8,14 @@ use std::sync::Arc;
 use crds::validate;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
+use kube::api::ListParams;
 use planner::policy::request::{GangRequest, Shape};
 use planner::{GpuPod, Survey, SurveyedGroup, SurveyedNode};
 use serde::Serialize;
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
+use crate::kind::JobName;
 use crate::output::{self, Format};
 use crate::paint::Paint;
 use render::render;
@@ -42,17 +44,20 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let shape = match &arguments.job {
         Some(name) => {
-            let job = cluster.job(name).await?;
+            let job = cluster.get(name).await?;
             let granted = job.status.as_ref().and_then(|status| status.admission.as_ref());
             GangRequest::from(&validate(&job)?.within(granted)).shape
         }
         None => Arc::new(Shape::of_gpus(&arguments.gpu_resource, arguments.gpus_per_node)),
     };
     let nodes: Api<Node> = Api::all(cluster.client().clone());
-    let nodes = cluster.list(nodes, None, "list nodes").await?;
+    let nodes = cluster.list(nodes, ListParams::default(), "list nodes").await?;
     // Without rights to pods of all namespaces, groups and what nodes have can still be shown.
     let pods: Api<Pod> = Api::all(cluster.client().clone());
-    let (pods, unknown) = match cluster.list(pods, None, "list the pods of all namespaces").await {
+    let (pods, unknown) = match cluster
+        .list(pods, ListParams::default(), "list the pods of all namespaces")
+        .await
+    {
         Ok(pods) => (pods, None),
         Err(Error::Refused { doing, message }) => (vec![], Some(format!("cannot {doing}: {message}"))),
         Err(error) => return Err(error),

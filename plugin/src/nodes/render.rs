@@ -2,7 +2,7 @@
 
 use super::{Group, Report, SeenNode};
 use crate::paint::Paint;
-use crate::text::{bar, counted, mebibytes, table, wrapped};
+use crate::text::{bar, counted, mebibytes, or_dash, table, wrapped};
 
 /// Nodes of a group that are listed, at most; more are counted by what is said of them.
 const NODES: usize = 24;
@@ -73,7 +73,6 @@ fn name(group: &Group) -> String {
 }
 
 fn summary(group: &Group, report: &Report, paint: Paint) -> Vec<String> {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     let fitting = group.nodes.iter().filter(|node| node.refused.is_none()).count();
     let is_known = report.use_unknown.is_none();
     let known = |number: i64| if is_known { number.to_string() } else { "?".into() };

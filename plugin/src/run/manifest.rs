@@ -7,8 +7,8 @@ use crds::spec::schema;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use serde_json::{Map, Value, json};
 
-use crate::cluster::JobName;
 use crate::error::Error;
+use crate::kind::JobName;
 
 /// The words that the schema allows at a place below `spec`.
 fn choices(path: &[&str]) -> PossibleValuesParser {

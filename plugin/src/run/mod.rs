@@ -5,11 +5,11 @@ mod manifest;
 
 use contract::progress_line::significant;
 use crds::{ValidatedJob, ViTTrainingJob, validate};
-use kube::ResourceExt as _;
 use kube::api::PostParams;
 
-use crate::cluster::{Cluster, Connection, JobName, qualified};
+use crate::cluster::{Cluster, Connection};
 use crate::error::{Error, Exit};
+use crate::kind::{JobName, Name};
 use crate::output::{self, Format, print, report};
 use crate::summary;
 use crate::text::{counted, wrapped};
@@ -73,7 +73,7 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
         ..PostParams::default()
     };
     let name = &arguments.job.name;
-    let created = match cluster.jobs().create(&params, &made.job).await {
+    let created = match cluster.api::<ViTTrainingJob>().create(&params, &made.job).await {
         Ok(created) => created,
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             return Err(exists(&cluster, name).await);
@@ -81,16 +81,16 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
         Err(error) => return Err(cluster.error(&format!("create job {name}"), error)),
     };
     if arguments.dry_run.is_some() {
-        output::job(created, arguments.output.unwrap_or(Format::Yaml))?;
+        output::one(created, arguments.output.unwrap_or(Format::Yaml))?;
         return Ok(Exit::Done);
     }
     match arguments.output {
-        Some(format) => output::job(created, format)?,
+        Some(format) => output::one(created, format)?,
         None => print(&format!("{} created\n", name.qualified()))?,
     }
     report(&summary(&made.valid));
     if arguments.watch {
-        return watch::follow(&cluster, name, arguments.timeout).await;
+        return watch::follow_job(&cluster, name, arguments.timeout).await;
     }
     let watch = cluster.place().vit(&format!("watch {name}"));
     report(&format!("follow it with {watch}"));
@@ -115,7 +115,7 @@ fn make(asked: &Job, namespace: Option<&str>) -> Result<Made, Error> {
 }
 
 async fn exists(cluster: &Cluster, name: &JobName) -> Error {
-    let state = match cluster.jobs().get(name.as_str()).await {
+    let state = match cluster.api::<ViTTrainingJob>().get(name.as_str()).await {
         Ok(job) => format!(", and is {}", summary::summary(&job)),
         Err(_) => String::new(),
     };
@@ -132,7 +132,7 @@ fn print_manifest(made: &Made, format: Format) -> Result<(), Error> {
     if format == Format::Yaml {
         return print(&explained(made)?);
     }
-    output::object(&made.given, &[qualified(&made.job.name_any())], format)
+    output::object(&made.given, &[Name::from_object(&made.job).qualified()], format)
 }
 
 /// The manifest as YAML, with a summary and every default that applies as comments.

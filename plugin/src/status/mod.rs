@@ -4,12 +4,13 @@ mod placement;
 mod render;
 mod screen;
 
-use crds::{Phase, ViTTrainingJob};
+use crds::ViTTrainingJob;
 use jiff::Timestamp;
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::gang::{self, Found, Member};
+use crate::kind::{JobName, exit};
 use crate::losses::Losses;
 use crate::output::{self, Format};
 use crate::paint::Paint;
@@ -51,21 +52,20 @@ pub(crate) struct View {
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
-    let job = cluster.job(&arguments.job).await?;
+    let job = cluster.get(&arguments.job).await?;
     let phase = phase(&job);
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
-        output::job(job, format)?;
+        output::one(job, format)?;
     } else {
         let view = look(cluster, job, arguments.status_only).await;
         let why = why::explain(&view.job, cluster.place(), view.now);
         let is_wide = arguments.output == Some(Format::Wide);
         output::print(&render(&view, &why, is_wide, Paint::of_stdout()))?;
     }
-    Ok(match phase {
-        _ if !arguments.exit_code => Exit::Done,
-        Some(Phase::Succeeded) => Exit::Done,
-        Some(Phase::Failed) => Exit::JobFailed,
-        _ => Exit::NotYet,
+    Ok(if arguments.exit_code {
+        exit(phase)
+    } else {
+        Exit::Done
     })
 }
 

@@ -7,7 +7,7 @@ use super::View;
 use super::screen::{LEFT, Screen};
 use crate::gang::Member;
 use crate::paint::Paint;
-use crate::text::{counted, mebibytes, wrapped};
+use crate::text::{counted, mebibytes, ranks, wrapped};
 
 /// Nodes that are listed one by one, at most; more are counted.
 const NODES: usize = 8;
@@ -99,11 +99,7 @@ fn nodes(view: &View, placement: &PlacementStatus, is_wide: bool, screen: &mut S
     let nodes = &placement.nodes[..shown];
     let width = nodes.iter().map(String::len).max().unwrap_or(0);
     for (index, node) in nodes.iter().enumerate() {
-        let first = index as i32 * gpus;
-        let ranks = match gpus {
-            1 => format!("rank {first}"),
-            _ => format!("ranks {first}-{}", first + gpus - 1),
-        };
+        let ranks = ranks(index as i32, gpus);
         let member = members.iter().find(|member| member.node_rank == index as i32);
         let state = member.map_or(String::new(), |member| state(member, paint));
         screen.raw("", format!("{node:<width$}  {ranks:<12}  {state}").trim_end());

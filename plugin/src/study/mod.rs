@@ -1,24 +1,28 @@
-//! `kubectl vit study`: what a ViTScalingStudy has measured so far, and the report on it.
+//! `kubectl vit study`: what scaling studies have measured so far, the report on it, and how to stop and resume them.
 
+mod list;
 mod render;
 
 use std::path::PathBuf;
 
 use crds::ViTScalingStudy;
-use crds::study::status::StudyPhase;
 use fs_err as fs;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, ResourceExt as _};
+use kube::Api;
 use study::{Records, Report};
 
-use crate::cluster::{Cluster, object_name};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
+use crate::kind::{Kind as _, StudyName, exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
+use crate::suspend::{self, Action};
+use crate::wait::Timeout;
+use crate::watch;
 use render::render;
 
-/// See what scaling studies have measured
+/// See what scaling studies have measured, suspend and resume them
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -27,6 +31,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    List(list::Arguments),
     /// Show one study on one screen: its runs, what they wait for, and each point's medians so far
     #[command(after_help = "Example: kubectl vit study status digits")]
     Status {
@@ -40,6 +45,18 @@ enum Command {
         #[arg(long)]
         exit_code: bool,
     },
+    /// Follow a study until it is over
+    ///
+    /// On a terminal, the screen of study status is kept current; elsewhere, each change is a line. The exit code reports
+    /// how the study ended.
+    #[command(after_help = "Example: kubectl vit study watch digits && kubectl vit study report digits")]
+    Watch {
+        /// The study
+        #[arg(value_name = "STUDY", add = crate::completion::studies())]
+        study: StudyName,
+        #[command(flatten)]
+        timeout: Timeout,
+    },
     /// Write the report on what has been measured so far: report.html, report.md, report.csv, report.json
     #[command(after_help = "Example: kubectl vit study report digits --to digits-report")]
     Report {
@@ -50,37 +67,38 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         to: Option<PathBuf>,
     },
-}
-
-/// The name of a study; `vits/NAME`, as kubectl prints it, means the same.
-#[derive(Clone, Debug)]
-struct StudyName(String);
-
-impl std::str::FromStr for StudyName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let kinds = [
-            "vits",
-            "vitscalingstudy",
-            "vitscalingstudies",
-            "vitscalingstudy.vit-operator.dev",
-        ];
-        object_name(text, &kinds, "study").map(Self)
-    }
+    /// Stop studies and their current runs; what was measured is kept
+    #[command(
+        after_help = "Examples:\n  kubectl vit study suspend digits --wait\n  kubectl vit study suspend --all"
+    )]
+    Suspend(suspend::Arguments<ViTScalingStudy>),
+    /// Resume suspended studies with the next run
+    #[command(
+        after_help = "Examples:\n  kubectl vit study resume digits\n  kubectl vit study resume -l team=vision"
+    )]
+    Resume(suspend::Arguments<ViTScalingStudy>),
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     match &arguments.command {
+        Command::List(arguments) => list::run(cluster, arguments).await,
         Command::Status {
             study,
             output,
             exit_code,
         } => show(cluster, study, *output, *exit_code).await,
+        Command::Watch { study, timeout } => {
+            // A missing study is an error; the watch would wait for it.
+            cluster.get(study).await?;
+            let screen = async |study| screen(cluster, &study);
+            watch::follow(cluster, study, *timeout, screen).await
+        }
         Command::Report { study, to } => {
-            let folder = to.clone().unwrap_or_else(|| format!("{}-report", study.0).into());
+            let folder = to.clone().unwrap_or_else(|| format!("{study}-report").into());
             report(cluster, study, folder).await
         }
+        Command::Suspend(arguments) => suspend::run(cluster, arguments, Action::Suspend).await,
+        Command::Resume(arguments) => suspend::run(cluster, arguments, Action::Resume).await,
     }
 }
 
@@ -90,35 +108,24 @@ async fn show(
     format: Option<Format>,
     exit_code: bool,
 ) -> Result<Exit, Error> {
-    let mut study = find(cluster, name).await?;
-    let phase = study.status.as_ref().and_then(|status| status.phase);
+    let study = cluster.get(name).await?;
+    let phase = study.phase();
     match format {
-        Some(format) if format.is_object() => {
-            study.metadata.managed_fields = None;
-            let name = format!("vitscalingstudy.vit-operator.dev/{}", study.name_any());
-            output::object(&study, &[name], format)?;
-        }
-        _ => output::print(&render(
-            &study,
-            cluster.place(),
-            Timestamp::now(),
-            Paint::of_stdout(),
-        ))?,
+        Some(format) if format.is_object() => output::one(study, format)?,
+        _ => output::print(&screen(cluster, &study))?,
     }
-    Ok(match phase {
-        _ if !exit_code => Exit::Done,
-        Some(StudyPhase::Succeeded) => Exit::Done,
-        Some(StudyPhase::Failed) => Exit::JobFailed,
-        _ => Exit::NotYet,
-    })
+    Ok(if exit_code { exit(phase) } else { Exit::Done })
+}
+
+fn screen(cluster: &Cluster, study: &ViTScalingStudy) -> String {
+    render(study, cluster.place(), Timestamp::now(), Paint::of_stdout())
 }
 
 /// Writes the same report as `vit-trainer study`.
 async fn report(cluster: &Cluster, name: &StudyName, folder: PathBuf) -> Result<Exit, Error> {
-    let study = find(cluster, name).await?;
-    let plan =
-        study::plan(&study.spec).map_err(|error| Error::Usage(format!("study {}: {error}", name.0)))?;
-    let results = Records::config_map(&name.0);
+    let study = cluster.get(name).await?;
+    let plan = study::plan(&study.spec).map_err(|error| Error::Usage(format!("study {name}: {error}")))?;
+    let results = Records::config_map(name.as_str());
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().clone(), cluster.namespace());
     let found = config_maps
         .get_opt(&results)
@@ -128,31 +135,17 @@ async fn report(cluster: &Cluster, name: &StudyName, folder: PathBuf) -> Result<
     let measured = Records::read(&data).measured(&plan);
     if measured.iter().flatten().all(Result::is_err) {
         return Err(Error::Usage(format!(
-            "study {} has measured nothing yet: {} tells why",
-            name.0,
-            cluster.place().vit(&format!("study status {}", name.0))
+            "study {name} has measured nothing yet: {} shows why",
+            cluster.place().vit(&format!("study status {name}"))
         )));
     }
-    let report = Report::new(&name.0, &study.spec, &plan, &measured);
+    let report = Report::new(name.as_str(), &study.spec, &plan, &measured);
     fs::create_dir_all(&folder).map_err(Error::Report)?;
     for (name, text) in report.files() {
         fs::write(folder.join(name), text).map_err(Error::Report)?;
     }
     output::print(&format!("{}\n", folder.join("report.html").display()))?;
     Ok(Exit::Done)
-}
-
-async fn find(cluster: &Cluster, name: &StudyName) -> Result<ViTScalingStudy, Error> {
-    let found = cluster.studies().get(&name.0).await;
-    found.map_err(
-        |error| match cluster.error(&format!("get study {}", name.0), error) {
-            Error::NotFound(_) => Error::NoStudy {
-                name: name.0.clone(),
-                namespace: cluster.namespace().into(),
-            },
-            error => error,
-        },
-    )
 }
 
 #[cfg(test)]

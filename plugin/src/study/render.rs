@@ -2,13 +2,14 @@
 
 use crds::ViTScalingStudy;
 use crds::conditions::types;
-use crds::study::status::{PointStatus, StudyPhase, ViTScalingStudyStatus};
+use crds::study::status::{PointStatus, ViTScalingStudyStatus};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use crate::cluster::Place;
+use crate::kind::Kind as _;
 use crate::paint::Paint;
-use crate::text::{age, counted, duration, percent, table, wrapped};
+use crate::text::{age, counted, duration, or_dash, percent, table, wrapped};
 
 /// Columns that lines about the study are moved in by.
 const INDENT: usize = 2;
@@ -65,13 +66,7 @@ fn head(study: &ViTScalingStudy, status: &ViTScalingStudyStatus, now: Timestamp,
     } else if let Some(created) = study.creation_timestamp() {
         facts.push(format!("created {} ago", age(created.0, now)));
     }
-    let word = status.phase.map_or("New", StudyPhase::as_str);
-    let phase = match status.phase {
-        Some(StudyPhase::Running | StudyPhase::Succeeded) => paint.good(word),
-        Some(StudyPhase::Failed) => paint.bad(word),
-        Some(StudyPhase::Suspended) => paint.dim(word),
-        Some(StudyPhase::Pending) | None => paint.warning(word),
-    };
+    let phase = paint.phase(study.phase());
     let name = format!("{}/{}", study.namespace().unwrap_or_default(), study.name_any());
     let facts = paint.dim(facts.join(", "));
     format!("{}  {phase}  {facts}\n", paint.bold(name))
@@ -98,7 +93,6 @@ fn rows(points: &[&PointStatus], study: &ViTScalingStudy, paint: Paint) -> Strin
     header.extend(has_efficiency.then_some("EFFICIENCY"));
     header.push("MEASURED");
     let row = |point: &&PointStatus| {
-        let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let mut row = vec![
             point.ranks.to_string(),
             point.micro_batch_size.to_string(),
@@ -108,12 +102,12 @@ fn rows(points: &[&PointStatus], study: &ViTScalingStudy, paint: Paint) -> Strin
             row.push(point.variant.clone().unwrap_or_default());
         }
         row.extend([
-            or_none(point.images_per_second.map(|rate| format!("{rate:.1}"))),
-            or_none(point.step_milliseconds.map(|time| format!("{time:.1} ms"))),
-            or_none(point.sync_share.map(percent)),
+            or_dash(point.images_per_second.map(|rate| format!("{rate:.1}"))),
+            or_dash(point.step_milliseconds.map(|time| format!("{time:.1} ms"))),
+            or_dash(point.sync_share.map(percent)),
         ]);
         if has_efficiency {
-            row.push(or_none(point.efficiency.map(percent)));
+            row.push(or_dash(point.efficiency.map(percent)));
         }
         row.push(format!("{}/{}", point.measured, study.spec.measure.repetitions));
         row

@@ -1,15 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::fixtures::{now, place};
-
-fn study(status: serde_json::Value) -> ViTScalingStudy {
-    let manifest = include_str!("../../../examples/studies/digits.yaml");
-    let mut study: ViTScalingStudy = serde_saphyr::from_str(manifest).expect("a study");
-    study.metadata.namespace = Some("research".into());
-    study.status = Some(serde_json::from_value(status).expect("a status"));
-    study
-}
+use crate::fixtures::{now, place, study};
 
 fn screen(status: serde_json::Value) -> String {
     render(&study(status), &place(""), now(), Paint::plain(100))
@@ -59,14 +51,4 @@ fn a_study_that_is_over_says_how_it_ended() {
         }],
     }));
     insta::assert_snapshot!(screen);
-}
-
-#[test]
-fn a_study_may_be_named_as_kubectl_prints_it() {
-    for text in ["digits", "vits/digits", "vitscalingstudy.vit-operator.dev/digits"] {
-        assert_eq!(text.parse::<StudyName>().expect("a name").0, "digits");
-    }
-    for text in ["", "vtj/digits", "a b"] {
-        text.parse::<StudyName>().expect_err(text);
-    }
 }

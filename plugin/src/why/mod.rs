@@ -9,8 +9,9 @@ use crds::status::RejectedGroup;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, JobName};
+use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
+use crate::kind::JobName;
 use crate::output::{self, Format};
 use crate::paint::Paint;
 pub(crate) use explain::explain;
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
-    let job = cluster.job(&arguments.job).await?;
+    let job = cluster.get(&arguments.job).await?;
     let why = explain(&job, cluster.place(), Timestamp::now());
     match arguments.output {
         Some(format) if format.is_object() => {

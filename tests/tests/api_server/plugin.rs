@@ -1,5 +1,7 @@
 //! `kubectl vit` on a real API server, run through kubectl, on objects with a realistic status.
 
+mod several;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -24,6 +26,11 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("plugin: status and why of a job in every state", status_and_why),
     ("plugin: GPUs by group, and nodes refused", nodes),
     ("plugin: suspend, resume, scale, delete", changes),
+    ("plugin: suspend and resume several jobs", several::jobs),
+    (
+        "plugin: studies are listed, watched, suspended, resumed",
+        several::studies,
+    ),
     ("plugin: waiting for the operator", waits),
     ("plugin: run creates jobs that the server accepts", run),
     ("plugin: missing rights", forbidden),
@@ -340,10 +347,8 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
         3,
         &["there is no job digts in namespace vit-status, which has digits"],
     )?;
-    vit(cluster, &["logs", "digits", "-n", place])?.check(
-        3,
-        &["the pods of attempt 1 of job digits are gone, and their logs with them"],
-    )?;
+    let gone = "the pods of attempt 1 of job digits are gone, and their logs with them";
+    vit(cluster, &["logs", "digits", "-n", place])?.check(3, &[gone])?;
     Ok(())
 }
 
@@ -422,10 +427,10 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
     namespace(cluster, place)?;
     create(cluster, place, "digits")?;
     let spec = |path: &str| kubectl(cluster, ["-n", place, "get", "vtj", "digits", "-o", path]);
-    vit(cluster, &["suspend", "vtj/digits", "-n", place])?.check(0, &["digits is told to suspend"])?;
+    vit(cluster, &["suspend", "vtj/digits", "-n", place])?.check(0, &["digits is suspending"])?;
     ensure!(spec("jsonpath={.spec.suspend}")? == "true", "not suspended");
-    vit(cluster, &["suspend", "digits", "-n", place])?.check(0, &["was told to suspend already"])?;
-    vit(cluster, &["resume", "digits", "-n", place])?.check(0, &["is told to go on"])?;
+    vit(cluster, &["suspend", "digits", "-n", place])?.check(0, &["digits is already suspending"])?;
+    vit(cluster, &["resume", "digits", "-n", place])?.check(0, &["digits is resuming"])?;
     ensure!(spec("jsonpath={.spec.suspend}")? == "false", "not resumed");
     vit(cluster, &["scale", "digits", "-n", place, "--nodes", "3"])?.check(
         0,
@@ -527,7 +532,7 @@ fn waits(cluster: &Cluster, _: usize) -> Result<()> {
     })?
     .check(3, &["job gone was deleted"])?;
     vit(cluster, &["watch", "stays", "-n", place, "--timeout", "3"])?
-        .check(5, &["its end did not come within 3 s: stays: Running"])?;
+        .check(5, &["its end did not come within 3s: stays: Running"])?;
     vit(cluster, &["watch", "nobody", "-n", place])?.check(3, &["there is no job nobody"])?;
     Ok(())
 }
@@ -715,7 +720,7 @@ fn completion(cluster: &Cluster, _: usize) -> Result<()> {
     proposed(&["status", "-n", place, ""])?.check(0, &["digits\tNew", "cifar10\tNew", ":4"])?;
     let one = proposed(&["logs", "-n", place, "di"])?.check(0, &["digits"])?;
     ensure!(!one.stdout.contains("cifar10"), "{}", one.stdout);
-    proposed(&["sus"])?.check(0, &["suspend\tStop a job after a checkpoint"])?;
+    proposed(&["sus"])?.check(0, &["suspend\tCheckpoint and stop jobs"])?;
     proposed(&["status", "-n", "nowhere", ""])?.check(0, &[":4"])?;
     Ok(())
 }
