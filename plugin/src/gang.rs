@@ -57,9 +57,12 @@ pub(crate) struct Member {
     pub(crate) attempt: i32,
     pub(crate) node_rank: i32,
     pub(crate) pod: String,
+    pub(crate) uid: Option<String>,
     /// What it does, in a word or the kubelet's.
     pub(crate) state: String,
     pub(crate) is_ready: bool,
+    /// Whether its container is running.
+    pub(crate) is_running: bool,
     /// Whether it has a log.
     pub(crate) has_run: bool,
 }
@@ -97,8 +100,12 @@ impl Member {
             attempt: label(labels::ATTEMPT)?,
             node_rank: label(labels::NODE_RANK)?,
             pod: pod.name_any(),
+            uid: pod.metadata.uid.clone(),
             state: words,
             is_ready,
+            is_running: container
+                .and_then(|container| container.state.as_ref())
+                .is_some_and(|state| state.running.is_some()),
             has_run,
         })
     }

@@ -126,7 +126,7 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
         Command::Status(arguments) => status::run(&cluster().await?, arguments).await,
         Command::Watch(arguments) => watch::run(&cluster().await?, arguments).await,
         Command::Why(arguments) => why::run(&cluster().await?, arguments).await,
-        Command::Logs(arguments) => logs::run(&cluster().await?, arguments).await,
+        Command::Logs(arguments) => Box::pin(logs::run(&cluster().await?, arguments)).await,
         Command::Suspend(arguments) => suspend::run(&cluster().await?, arguments, Action::Suspend).await,
         Command::Resume(arguments) => suspend::run(&cluster().await?, arguments, Action::Resume).await,
         Command::Scale(arguments) => scale::run(&cluster().await?, arguments).await,

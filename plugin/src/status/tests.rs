@@ -40,7 +40,9 @@ fn member(node_rank: i32, state: &str) -> Member {
         node_rank,
         pod: format!("digits-2-{node_rank}"),
         state: state.into(),
+        uid: None,
         is_ready: state == "ready",
+        is_running: true,
         has_run: true,
     }
 }

@@ -349,6 +349,9 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
     )?;
     let gone = "the pods of attempt 1 of job digits are gone, and their logs with them";
     vit(cluster, &["logs", "digits", "-n", place])?.check(3, &[gone])?;
+    vit(cluster, &["logs", "digits", "-n", place, "--all-ranks"])?.check(3, &[gone])?;
+    vit(cluster, &["logs", "digits", "-n", place, "--previous"])?
+        .check(3, &["job digits has no previous attempt: it has had 1"])?;
     Ok(())
 }
 

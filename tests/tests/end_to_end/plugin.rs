@@ -47,6 +47,7 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
         ensure!(has_progress == (rank == "0"), "rank {rank}: {}", log.stdout);
     }
     vit(&["logs", "digits", "--rank", "0", "--tail", "1", "--timestamps"])?.check(0, &["Z epoch "])?;
+    vit(&["logs", "digits", "--all-ranks", "--tail", "1"])?.check(0, &["[rank 0] epoch "])?;
     vit(&["logs", "digits", "--rank", "2"])?.check(3, &["has no rank 2"])?;
 
     let nodes = vit(&["nodes", "-o", "json"])?.check(0, &[])?;
