@@ -136,6 +136,13 @@ impl Cluster {
         &self.place
     }
 
+    /// The same cluster with another namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
+        let mut other = self.clone();
+        namespace.clone_into(&mut other.place.namespace);
+        other
+    }
+
     /// All objects, page by page.
     pub(crate) async fn list<K>(&self, api: Api<K>, params: ListParams, doing: &str) -> Result<Vec<K>, Error>
     where

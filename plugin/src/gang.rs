@@ -12,12 +12,11 @@ use kube::api::{ListParams, LogParams};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::losses::Losses;
-use crate::step_times::StepTimes;
 
 /// Agents that are asked, at most: with more, the first ones stand for all.
 pub(crate) const AGENTS_ASKED: usize = 64;
 /// So many at once.
-const AT_ONCE: usize = 16;
+pub(crate) const AT_ONCE: usize = 16;
 /// An agent that does not answer by then is left out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lines of rank 0's log that are read for its losses: one every five seconds, so almost three hours.
@@ -39,6 +38,14 @@ impl<T> Found<T> {
         match self {
             Self::Yes(value) => Some(value),
             Self::None | Self::No(_) => None,
+        }
+    }
+
+    pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Found<U> {
+        match self {
+            Self::Yes(value) => Found::Yes(convert(value)),
+            Self::None => Found::None,
+            Self::No(reason) => Found::No(reason),
         }
     }
 
@@ -124,35 +131,34 @@ fn words(state: &ContainerState, is_ready: bool) -> String {
 /// The pods of a job, of whatever attempt, in the order of attempts and node ranks.
 pub(crate) async fn members(cluster: &Cluster, job: &ViTTrainingJob) -> Result<Vec<Member>, Error> {
     let params = ListParams::default().labels(&format!("{}={}", labels::JOB_NAME, job.name_any()));
-    let pods = cluster.pods().list(&params).await;
-    let pods = pods.map_err(|error| cluster.error("list the job's pods", error))?;
-    let mut members: Vec<Member> = pods.items.iter().filter_map(Member::of).collect();
+    let pods = cluster
+        .list(cluster.pods(), params, "list the job's pods")
+        .await?;
+    let mut members: Vec<Member> = pods.iter().filter_map(Member::of).collect();
     members.sort_unstable_by_key(|member| (member.attempt, member.node_rank));
     Ok(members)
 }
 
-/// Where step time went, as the agents of these pods report it through the API server.
-pub(crate) async fn step_times(cluster: &Cluster, members: &[Member]) -> Found<StepTimes> {
+/// What the agents of these pods report through the API server; at most so many are asked.
+pub(crate) async fn expositions(cluster: &Cluster, members: &[Member], most: usize) -> Found<Vec<String>> {
     let ready = members.iter().filter(|member| member.is_ready);
-    let answers: Vec<Result<String, Error>> = futures::stream::iter(ready.take(AGENTS_ASKED))
+    let answers: Vec<Result<String, Error>> = futures::stream::iter(ready.take(most))
         .map(|member| metrics(cluster, &member.pod))
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    let mut found = Found::<StepTimes>::None;
+    let (mut texts, mut last_error) = (vec![], None);
     for answer in answers {
-        match (answer, &mut found) {
-            (Ok(text), Found::Yes(times)) => times.add(&text),
-            (Ok(text), _) => {
-                let mut times = StepTimes::default();
-                times.add(&text);
-                found = Found::Yes(times);
-            }
-            (Err(_), Found::Yes(_)) => {}
-            (Err(error), _) => found = Found::No(error.to_string()),
+        match answer {
+            Ok(text) => texts.push(text),
+            Err(error) => last_error = Some(error),
         }
     }
-    found
+    match last_error {
+        _ if !texts.is_empty() => Found::Yes(texts),
+        Some(error) => Found::No(error.to_string()),
+        None => Found::None,
+    }
 }
 
 async fn metrics(cluster: &Cluster, pod: &str) -> Result<String, Error> {

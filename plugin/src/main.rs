@@ -16,6 +16,8 @@ mod cluster;
 mod completion;
 mod delete;
 mod error;
+mod events;
+mod exposition;
 #[cfg(test)]
 mod fixtures;
 mod gang;
@@ -39,6 +41,8 @@ mod study;
 mod summary;
 mod suspend;
 mod text;
+mod top;
+mod version;
 mod wait;
 mod watch;
 mod why;
@@ -71,6 +75,8 @@ enum Command {
     Watch(watch::Arguments),
     Why(why::Arguments),
     Logs(logs::Arguments),
+    Events(events::Arguments),
+    Top(top::Arguments),
     /// Checkpoint and stop jobs, releasing their GPUs
     #[command(
         after_help = "Examples:\n  kubectl vit suspend digits --wait\n  kubectl vit suspend -l team=vision"
@@ -85,6 +91,7 @@ enum Command {
     Study(study::Arguments),
     Nodes(nodes::Arguments),
     Delete(delete::Arguments),
+    Version(version::Arguments),
     /// Print the reference of all commands as Markdown
     #[command(
         hide = true,
@@ -127,6 +134,10 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
         Command::Watch(arguments) => watch::run(&cluster().await?, arguments).await,
         Command::Why(arguments) => why::run(&cluster().await?, arguments).await,
         Command::Logs(arguments) => Box::pin(logs::run(&cluster().await?, arguments)).await,
+        Command::Events(arguments) => events::run(&cluster().await?, arguments).await,
+        Command::Top(arguments) => top::run(&cluster().await?, arguments).await,
+        Command::Version(arguments) if arguments.client => version::run(None, arguments).await,
+        Command::Version(arguments) => version::run(Some(&cluster().await?), arguments).await,
         Command::Suspend(arguments) => suspend::run(&cluster().await?, arguments, Action::Suspend).await,
         Command::Resume(arguments) => suspend::run(&cluster().await?, arguments, Action::Resume).await,
         Command::Scale(arguments) => scale::run(&cluster().await?, arguments).await,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use contract::metrics::{LABEL_KIND, LABEL_PHASE, LABEL_RANK, STEP_PHASES, STEP_SECONDS, SYNC_SECONDS_TOTAL};
 
+use crate::exposition::{label, sample};
+
 const PHASES: usize = STEP_PHASES.len();
 
 /// Seconds of steps since each rank's attempt began, in the order of [`STEP_PHASES`].
@@ -45,6 +47,26 @@ fn index_of(phase: &str) -> Option<usize> {
 }
 
 impl StepTimes {
+    /// What several agents serve.
+    pub(crate) fn read(expositions: &[String]) -> Self {
+        let mut times = Self::default();
+        for exposition in expositions {
+            times.add(exposition);
+        }
+        times
+    }
+
+    /// Shares of the time of steps of each rank, and its seconds of steps.
+    pub(crate) fn by_rank(&self) -> BTreeMap<u32, (Split, f64)> {
+        let split = |(rank, times): (&u32, &RankTimes)| {
+            let split = Self {
+                ranks: BTreeMap::from([(*rank, *times)]),
+            };
+            Some((*rank, (split.split()?, times.phases.iter().sum())))
+        };
+        self.ranks.iter().filter_map(split).collect()
+    }
+
     /// Takes in what an agent serves, in the text format of Prometheus. What is no sample of ours is left out.
     pub(crate) fn add(&mut self, exposition: &str) {
         let (sum, count) = (format!("{STEP_SECONDS}_sum"), format!("{STEP_SECONDS}_count"));
@@ -109,20 +131,6 @@ impl StepTimes {
         split.hidden = (communication / whole - split.of("sync_exposed")).max(0.0);
         Some(split)
     }
-}
-
-/// Name, labels and value of a sample.
-fn sample(line: &str) -> Option<(&str, &str, f64)> {
-    let (name, rest) = line.split_once('{')?;
-    let (labels, value) = rest.rsplit_once('}')?;
-    Some((name, labels, value.trim().parse().ok()?))
-}
-
-/// The value of a label. Those that are looked for hold nothing that would have to be escaped.
-fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
-    labels
-        .split(',')
-        .find_map(|pair| pair.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
 }
 
 #[cfg(test)]

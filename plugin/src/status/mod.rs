@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
-use crate::gang::{self, Found, Member};
+use crate::gang::{self, AGENTS_ASKED, Found, Member};
 use crate::kind::{JobName, exit};
 use crate::losses::Losses;
 use crate::output::{self, Format};
@@ -91,12 +91,15 @@ pub(crate) async fn look(cluster: &Cluster, job: ViTTrainingJob, status_only: bo
         }
     };
     members.retain(|member| member.attempt == attempt);
-    (view.step_times, view.losses) = tokio::join!(gang::step_times(cluster, &members), async {
+    let expositions = gang::expositions(cluster, &members, AGENTS_ASKED);
+    let (texts, losses) = tokio::join!(expositions, async {
         match members.first().filter(|member| member.node_rank == 0) {
             Some(first) => gang::losses(cluster, first).await,
             None => Found::None,
         }
     });
+    view.step_times = texts.map(|texts| StepTimes::read(&texts));
+    view.losses = losses;
     view.members = Found::Yes(members);
     view
 }

@@ -31,6 +31,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
         "plugin: studies are listed, watched, suspended, resumed",
         several::studies,
     ),
+    ("plugin: Events of a job and its pods", several::events),
+    ("plugin: versions", several::version),
     ("plugin: waiting for the operator", waits),
     ("plugin: run creates jobs that the server accepts", run),
     ("plugin: missing rights", forbidden),
@@ -352,6 +354,8 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
     vit(cluster, &["logs", "digits", "-n", place, "--all-ranks"])?.check(3, &[gone])?;
     vit(cluster, &["logs", "digits", "-n", place, "--previous"])?
         .check(3, &["job digits has no previous attempt: it has had 1"])?;
+    vit(cluster, &["top", "digits", "-n", place])?.check(3, &["job digits has no running pods"])?;
+    vit(cluster, &["top", "-n", place])?.check(0, &["No jobs with running pods found"])?;
     Ok(())
 }
 

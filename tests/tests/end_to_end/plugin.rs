@@ -48,6 +48,9 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
     }
     vit(&["logs", "digits", "--rank", "0", "--tail", "1", "--timestamps"])?.check(0, &["Z epoch "])?;
     vit(&["logs", "digits", "--all-ranks", "--tail", "1"])?.check(0, &["[rank 0] epoch "])?;
+    vit(&["top"])?.check(0, &["digits 2 2"])?;
+    vit(&["top", "digits"])?.check(0, &["RANK", " ms "])?;
+    vit(&["events", "digits"])?.check(0, &["vittrainingjob/digits", "pod/digits-1-0"])?;
     vit(&["logs", "digits", "--rank", "2"])?.check(3, &["has no rank 2"])?;
 
     let nodes = vit(&["nodes", "-o", "json"])?.check(0, &[])?;

@@ -1,8 +1,9 @@
-//! Commands about several jobs and about studies.
+//! Commands about several jobs, about studies, Events and versions.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use vit_tests::Cluster;
+use vit_tests::plugin::{command, ended};
 
 use super::super::{kubectl, kubectl_input};
 use super::{condition, create, meanwhile, namespace, running, vit, with, write_status};
@@ -151,5 +152,109 @@ pub(super) fn studies(cluster: &Cluster, _: usize) -> Result<()> {
         write(json!({"phase": "Succeeded", "observedGeneration": 9, "current": null}))
     })?
     .check(0, &["digits-cluster: Succeeded, 3/20 runs measured"])?;
+    Ok(())
+}
+
+pub(super) fn events(cluster: &Cluster, _: usize) -> Result<()> {
+    let place = "vit-events";
+    namespace(cluster, place)?;
+    create(cluster, place, "digits")?;
+    vit(cluster, &["events", "digits", "-n", place])?.check(0, &["No Events found of job digits"])?;
+    let event = |kind: &str, api: &str, name: &str, type_: &str, message: &str, minute: u32| {
+        let time = format!("2026-01-01T00:{minute:02}:00Z");
+        let manifest = json!({"apiVersion": "v1", "kind": "Event", "type": type_, "reason": "Tested", "message": message,
+            "metadata": {"name": format!("{name}.{minute}"), "namespace": place}, "count": 1,
+            "involvedObject": {"apiVersion": api, "kind": kind, "name": name, "namespace": place},
+            "firstTimestamp": time, "lastTimestamp": time});
+        kubectl_input(cluster, ["create", "-f", "-"], &manifest.to_string()).map(drop)
+    };
+    event(
+        "ViTTrainingJob",
+        "vit-operator.dev/v1alpha1",
+        "digits",
+        "Warning",
+        "second",
+        2,
+    )?;
+    event("Pod", "v1", "digits-1-0", "Normal", "first", 1)?;
+    event("Pod", "v1", "digits-large-1-0", "Normal", "of another job", 3)?;
+    let output = vit(cluster, &["events", "vtj/digits", "-n", place])?.check(
+        0,
+        &[
+            "LAST SEEN",
+            "pod/digits-1-0",
+            "vittrainingjob/digits",
+            "Warning",
+            "Tested",
+        ],
+    )?;
+    let at = |word: &str| {
+        output
+            .stdout
+            .find(word)
+            .with_context(|| format!("{word} is missing: {}", output.stdout))
+    };
+    ensure!(at("first")? < at("second")?, "{}", output.stdout);
+    ensure!(!output.stdout.contains("another job"), "{}", output.stdout);
+    vit(cluster, &["events", "nobody", "-n", place])?.check(3, &["there is no job nobody"])?;
+    // Events outlive the job.
+    kubectl(cluster, ["-n", place, "delete", "vtj", "digits"])?;
+    vit(cluster, &["events", "digits", "-n", place, "-o", "name"])?.check(0, &["event/digits.2"])?;
+    Ok(())
+}
+
+pub(super) fn version(cluster: &Cluster, _: usize) -> Result<()> {
+    let place = "vit-version";
+    namespace(cluster, place)?;
+    let own = env!("CARGO_PKG_VERSION");
+    let plugin = format!("kubectl-vit   {own}");
+    ended(command(cluster, &["version", "--client"])?.env("KUBECONFIG", "/dev/null"))?
+        .check(0, &[&plugin])?;
+    let labels = json!({"app.kubernetes.io/name": "vit-operator", "app.kubernetes.io/version": own});
+    let manifest = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "tested", "namespace": place, "labels": labels},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "operator", "image": "vit-operator:dev"}]}}}});
+    kubectl_input(cluster, ["create", "-f", "-"], &manifest.to_string())?;
+    let output = vit(cluster, &["version"])?.check(0, &[&plugin, "operator", "vit-version/tested"])?;
+    ensure!(
+        !output.stderr.contains("vit-version are more"),
+        "{}",
+        output.stderr
+    );
+    let version = "app.kubernetes.io/version=99.0.0";
+    kubectl(
+        cluster,
+        [
+            "-n",
+            place,
+            "label",
+            "--overwrite",
+            "deployment",
+            "tested",
+            version,
+        ],
+    )?;
+    vit(cluster, &["version"])?.check(
+        0,
+        &["operator 99.0.0 in namespace vit-version are more than one minor version apart"],
+    )?;
+    let object = vit(cluster, &["version", "-o", "json"])?.check(0, &[])?;
+    let versions: Value = serde_json::from_str(&object.stdout)?;
+    ensure!(versions["plugin"] == own, "{versions:#}");
+    vit(cluster, &["version", "--as", "stranger"])?
+        .check(1, &[&plugin, "cannot list the operator's Deployments"])?;
+    kubectl(cluster, ["delete", "namespace", place, "--wait=false"])?;
+    kubectl(
+        cluster,
+        [
+            "-n",
+            place,
+            "delete",
+            "deployment",
+            "tested",
+            "--ignore-not-found",
+        ],
+    )?;
     Ok(())
 }
