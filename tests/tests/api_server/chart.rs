@@ -238,7 +238,7 @@ pub(crate) fn notes_fit_the_values(cluster: &Cluster, _: usize) -> Result<()> {
                 "test.deadlineSeconds=60",
             ],
             &[
-                "and runs the jobs of research.",
+                "and runs the jobs in research.",
                 "one nvidia.com/gpu and the image",
                 "--timeout 120s",
                 "kubectl get vittrainingjobs --namespace research --watch",

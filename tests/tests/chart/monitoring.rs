@@ -196,8 +196,8 @@ const GPU_SERIES: [(&str, f64, f64); 18] = [
     (r#"vit_device_peak_flops{rank="1"}"#, 1e15, 0.0),
     (r#"vit_model_flops_per_image{rank="0"}"#, 1e11, 0.0),
     (r#"vit_model_flops_per_image{rank="1"}"#, 1e11, 0.0),
-    (r#"vit_images_total{rank="0"}"#, 0.0, 240_000.0),
-    (r#"vit_images_total{rank="1"}"#, 0.0, 120_000.0),
+    (r#"vit_images_total{rank="0"}"#, 0.0, 300_000.0),
+    (r#"vit_images_total{rank="1"}"#, 0.0, 300_000.0),
 ];
 /// What panels show of them: title, legend, and samples by their labels.
 const GPU_PANELS: [(&str, &str, &[(&str, f64)]); 7] = [
@@ -227,8 +227,8 @@ const GPU_PANELS: [(&str, &str, &[(&str, f64)]); 7] = [
         &[(r#"{rank="0"}"#, 54.0), (r#"{rank="1"}"#, 87.0)],
     ),
     ("GPUs throttled", "{{reason}}", &[(r#"{reason="thermal"}"#, 1.0)]),
-    // 4,000 and 2,000 images a second of 0.1 TFLOP each, of 2,000 TFLOP/s.
-    ("Model FLOPs utilization", "utilization", &[("{}", 0.3)]),
+    // 5,000 images a second of each, of 0.1 TFLOP, by 1,000 TFLOP/s.
+    ("Model FLOPs utilization", "utilization", &[("{}", 0.5)]),
 ];
 
 #[test]
@@ -360,7 +360,7 @@ fn values_change_every_alert_and_the_thresholds_that_there_are() -> Result<()> {
         .iter()
         .filter(|(_, kind)| text(kind, "/$ref").ends_with("WithThreshold"));
     let with_threshold: Vec<&String> = with_threshold.map(|(name, _)| name).collect();
-    ensure!(with_threshold.len() == 4, "{with_threshold:?}");
+    ensure!(with_threshold.len() == 5, "{with_threshold:?}");
     let values: Vec<String> = with_threshold
         .iter()
         .map(|name| set(name, "threshold=0.75"))
