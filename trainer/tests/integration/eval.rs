@@ -161,7 +161,7 @@ fn files_of_either_library_are_evaluated_and_logits_kept() {
     let logits = job.data().join("timm.logits");
     let checkpoint = job.newest();
     let again = ["--checkpoint", text(&checkpoint), "--logits", text(&logits)];
-    refused(&job, &again, 2, "timm.logits exists");
+    refused(&job, &again, 2, "timm.logits already exists");
 }
 
 #[test]
