@@ -7,7 +7,7 @@ from collections.abc import Iterator
 ANY: tuple = ()
 # Fields of the run configuration, and the values that all contenders support. A trailing dot includes all subfields.
 FOLLOWED: dict[str, tuple] = {
-    "job.": ANY,
+    "version": ANY, "job.": ANY,
     "model.imageSize": ANY, "model.patchSize": ANY, "model.hiddenSize": ANY, "model.depth": ANY, "model.heads": ANY,
     "model.mlpSize": ANY, "model.numClasses": ANY, "model.channels": ANY, "model.pooling": ANY,
     "model.registerTokens": ANY, "model.layerScale": ANY, "model.dropPath": ANY,

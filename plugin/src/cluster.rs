@@ -1,4 +1,4 @@
-//! Which cluster, namespace and user: as kubectl finds them.
+//! The cluster, namespace and user, found as kubectl does.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -19,28 +19,28 @@ use crate::output::report;
 
 /// Objects of one page of a list.
 const PAGE: u32 = 500;
-/// How many existing objects are named if the wanted one does not exist.
+/// Number of existing objects that an error names if the wanted one does not exist.
 const NAMED_INSTEAD: usize = 5;
-/// After it, a server counts as unreachable; kubectl waits for as long.
+/// How long until a server counts as unreachable, as in kubectl.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Flags that say which cluster, namespace and user; their names are kubectl's.
+/// Flags for cluster, namespace and user, with kubectl's names.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct Connection {
-    /// Context of the kubeconfig, in place of the current one
+    /// Context of the kubeconfig, instead of the current one
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
-    /// Namespace, in place of the context's
+    /// Namespace, instead of the context's
     #[arg(short, long, global = true, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// Kubeconfig file, in place of $KUBECONFIG or ~/.kube/config
+    /// Kubeconfig file, instead of $KUBECONFIG or ~/.kube/config
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Cluster of the kubeconfig, in place of the context's
+    /// Cluster of the kubeconfig, instead of the context's
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) cluster: Option<String>,
-    /// User of the kubeconfig, in place of the context's
+    /// User of the kubeconfig, instead of the context's
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) user: Option<String>,
     /// User to act as
@@ -65,7 +65,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Finds the cluster; it is not asked anything yet.
+    /// Finds the cluster without contacting it.
     pub(crate) async fn connect(connection: &Connection) -> Result<Self, Error> {
         let mut config = config(connection).await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -131,7 +131,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), self.namespace())
     }
 
-    /// Where commands that are proposed to the user go.
+    /// Namespace and flags of commands proposed to the user.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
@@ -193,7 +193,7 @@ impl Cluster {
         Ok(objects)
     }
 
-    /// Says that there are no such objects.
+    /// Reports that no such objects exist.
     pub(crate) fn report_none(&self, what: &str, all_namespaces: bool) {
         let place = if all_namespaces {
             "any namespace".into()
@@ -254,7 +254,7 @@ impl Cluster {
     /// What an error of a call means.
     pub(crate) fn error(&self, doing: &str, error: kube::Error) -> Error {
         let message = match error {
-            // A server that does not know a resource answers without a body of its own.
+            // For an unknown resource, the server answers without details.
             kube::Error::Api(status) if status.code == 404 && status.details.is_none() => {
                 return Error::NoResource {
                     server: self.server.clone(),
@@ -296,7 +296,7 @@ async fn config(connection: &Connection) -> Result<Config, Error> {
     };
     match kubeconfig {
         Ok(kubeconfig) => Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?),
-        // In a pod there is no kubeconfig, but an account.
+        // A pod has a ServiceAccount instead of a kubeconfig.
         Err(error) if connection.kubeconfig.is_none() && !is_chosen => {
             Config::incluster().map_err(|_| error.into())
         }
@@ -304,7 +304,7 @@ async fn config(connection: &Connection) -> Result<Config, Error> {
     }
 }
 
-/// Where commands that are proposed to the user go.
+/// Namespace and flags of commands proposed to the user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) namespace: String,
@@ -322,7 +322,7 @@ impl Place {
         format!("kubectl {command} -n {}{}", self.namespace, self.flags)
     }
 
-    /// A command of kubectl about what is in no namespace.
+    /// A command of kubectl for cluster-scoped objects.
     pub(crate) fn kubectl_cluster(&self, command: &str) -> String {
         format!("kubectl {command}{}", self.flags)
     }

@@ -1,5 +1,5 @@
-//! Completion, by the protocol of kubectl: for `kubectl vit WORDS<TAB>` it runs a program of the name `kubectl_complete-vit`
-//! with the words, and reads candidates from its standard output. This binary is that program under that name.
+//! Completion by kubectl's protocol: for `kubectl vit WORDS<TAB>`, it runs `kubectl_complete-vit WORDS`, a link to this
+//! binary, and reads candidates from its standard output.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::cluster::{Cluster, Connection};
 use crate::kind::Kind;
 use crate::output;
 
-/// The name under which kubectl looks for it.
+/// The name that kubectl looks for.
 const NAME: &str = "kubectl_complete-vit";
-/// A shell that waits for longer would be in the way.
+/// Maximum delay of the shell.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Objects that are proposed, at most.
+/// Maximum number of proposed objects.
 const MOST: u32 = 500;
-/// `ShellCompDirectiveNoFileComp` of Cobra: what is not proposed is not a file either.
+/// `ShellCompDirectiveNoFileComp` of Cobra: no file names are proposed.
 const NO_FILES: &str = ":4";
 
 /// Whether the program was called to complete a command line.
@@ -32,7 +32,7 @@ pub(crate) fn is_asked() -> bool {
     name == Some(OsStr::new(NAME))
 }
 
-/// Writes the candidates for the last word of the command line, each with what it stands for.
+/// Writes the candidates for the last word of the command line, each with its help.
 pub(crate) fn run() {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     words[0] = "kubectl-vit".into();
@@ -47,7 +47,7 @@ pub(crate) fn run() {
             _ => format!("{value}\n"),
         };
     }
-    // A shell that has gone away needs none.
+    // The shell may have exited.
     let _ = output::print(&format!("{text}{NO_FILES}\n"));
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn phases() -> ArgValueCandidates {
     })
 }
 
-/// The flags that say which cluster, of a command line that is not complete.
+/// The connection flags of an incomplete command line.
 fn connection(mut words: Vec<OsString>) -> Connection {
     // The word that is being completed may be anything.
     words.pop();
@@ -91,7 +91,7 @@ fn connection(mut words: Vec<OsString>) -> Connection {
     let Ok(matches) = matches else {
         return Connection::default();
     };
-    // A global flag is where it was given: before or after the subcommand.
+    // A global flag may be before or after the subcommand.
     let mut innermost = &matches;
     while let Some((_, inner)) = innermost.subcommand() {
         innermost = inner;

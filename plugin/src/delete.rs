@@ -13,7 +13,7 @@ use crate::wait::Timeout;
 
 /// Delete jobs, with their pods; checkpoints stay on their volumes
 ///
-/// A job of the same name that is created later continues from them, unless its checkpoint.resume is Never.
+/// A later job of the same name continues from them, unless its checkpoint.resume is Never.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: kubectl vit delete digits --wait")]
 pub(crate) struct Arguments {
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     /// Wait until the jobs and their pods are gone
     #[arg(long)]
     wait: bool,
-    /// A job that is not there is no error
+    /// Ignore jobs that do not exist
     #[arg(long)]
     ignore_not_found: bool,
     #[command(flatten)]
@@ -44,13 +44,13 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
 async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Result<(), Error> {
     let job = cluster.get(name).await?;
     let uid = job.metadata.uid.clone().unwrap_or_default();
-    // Pods go first where that is waited for: else the job is gone while they save and stop.
+    // With --wait, pods are deleted first; otherwise the job would be gone while they save and stop.
     let params = if arguments.wait {
         DeleteParams::foreground()
     } else {
         DeleteParams::background()
     };
-    // Of this name there may be another job by now, which nobody asked to delete.
+    // A new job may have the same name by now; it must not be deleted.
     let params = params.preconditions(Preconditions {
         uid: Some(uid.clone()),
         resource_version: None,
@@ -78,7 +78,7 @@ async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Res
     let state = || {
         let pods = format!("get pods -l vit-operator.dev/job-name={name}");
         format!(
-            "its pods are still ending; {} shows them",
+            "its pods are still terminating; {} shows them",
             cluster.place().kubectl(&pods)
         )
     };

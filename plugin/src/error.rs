@@ -1,4 +1,4 @@
-//! What can go wrong, in words for whoever typed the command, and the exit code that scripts see.
+//! Errors, as messages for users and exit codes for scripts.
 
 use std::io;
 
@@ -9,15 +9,15 @@ use kube::config::KubeconfigError;
 #[repr(u8)]
 pub(crate) enum Exit {
     Done = 0,
-    /// The API server refused, or could not be asked.
+    /// The API server refused a request or is unreachable.
     Error = 1,
-    /// The command line, or the manifest it makes, is wrong. clap uses it, too.
+    /// The command line or the resulting manifest is invalid. clap uses this code, too.
     Usage = 2,
-    /// There is no such job, pod or resource.
+    /// The job, pod or resource does not exist.
     NotFound = 3,
-    /// The job that was asked for or waited for has failed.
+    /// The job failed.
     Failed = 4,
-    /// The job is not there yet: it is not over, or was not what was waited for in time.
+    /// The job is not finished, or a wait timed out.
     NotYet = 5,
 }
 
@@ -41,18 +41,18 @@ impl Exit {
 /// The end of every `--help`.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
-  0  done
-  1  the API server refused, or could not be asked
-  2  the command line, or the manifest it makes, is wrong
-  3  there is no such job, pod or resource
-  4  the job has failed (status --exit-code, watch, and wherever it is waited for)
-  5  the job is not over (status --exit-code), or was not what was waited for within --timeout
+  0  success
+  1  the API server refused a request or is unreachable
+  2  the command line or the resulting manifest is invalid
+  3  the job, pod or resource does not exist
+  4  the job failed (status --exit-code, watch, --wait)
+  5  the job is not finished (status --exit-code), or a wait exceeded --timeout
 With several jobs, the smallest code other than 0 is returned";
 
-/// Why a command did not do what it was asked for.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Words on the command line that do not go together.
+    /// Arguments that contradict one another.
     #[error("{0}")]
     Usage(String),
     /// The manifest breaks a rule.
@@ -64,8 +64,8 @@ pub(crate) enum Error {
     /// No answer from the API server.
     #[error("cannot reach the API server at {server}: {cause}")]
     Unreachable { server: String, cause: String },
-    /// The API server knows no such job or study.
-    #[error("there is no {noun} {name} in namespace {namespace}{others}")]
+    /// The job or study does not exist.
+    #[error("{noun} {name} not found in namespace {namespace}{others}")]
     NoObject {
         noun: &'static str,
         name: String,
@@ -79,17 +79,17 @@ pub(crate) enum Error {
          (helm install vit-operator charts/vit-operator), or choose another cluster with --context"
     )]
     NoResource { server: String },
-    /// Something else that is not there.
+    /// Something else that does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The API server said no.
+    /// The API server refused the call.
     #[error("cannot {doing}: {message}")]
     Refused { doing: String, message: String },
     /// An object that this version cannot read.
-    #[error("cannot read what the API server has ({0}): is this plugin older than the operator?")]
+    #[error("cannot read the API server's answer ({0}): is this plugin older than the operator?")]
     Unreadable(#[source] serde_json::Error),
-    /// A wait that ended without what was waited for.
-    #[error("{what} did not come within {limit}: {state}")]
+    /// A wait that timed out.
+    #[error("timed out after {limit} waiting for {what}: {state}")]
     TimedOut {
         what: String,
         limit: String,
@@ -101,19 +101,19 @@ pub(crate) enum Error {
     /// The files of a report cannot be written.
     #[error("cannot write the report: {0}")]
     Report(#[source] io::Error),
-    /// Nobody reads standard output any more.
+    /// The reader of standard output has exited.
     #[error("standard output is closed")]
     ClosedPipe,
     /// Standard output cannot be written for another reason.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
-    /// A value cannot be written in the format that was asked for.
+    /// A value cannot be written in the requested format.
     #[error("cannot write as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser::Error),
 }
 
 impl Error {
-    /// A refusal whose words are those of another error.
+    /// A refusal with the message of another error.
     pub(crate) fn refused(doing: &str, error: &dyn std::error::Error) -> Self {
         Self::Refused {
             doing: doing.into(),
@@ -121,7 +121,7 @@ impl Error {
         }
     }
 
-    /// Whether the next call would fail for the same reason, whatever it is about.
+    /// Whether calls about other objects would fail for the same reason.
     pub(crate) fn concerns_all(&self) -> bool {
         matches!(
             self,
@@ -129,7 +129,7 @@ impl Error {
         )
     }
 
-    /// The exit code for it. A reader that has seen enough is no failure.
+    /// The exit code. A reader that closes the pipe early is not a failure.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::ClosedPipe => Exit::Done,

@@ -1,4 +1,4 @@
-//! The text format of Prometheus, as far as agents use it.
+//! The subset of Prometheus' text format that agents use.
 
 /// Name, labels and value of a sample.
 pub(crate) fn sample(line: &str) -> Option<(&str, &str, f64)> {
@@ -7,7 +7,7 @@ pub(crate) fn sample(line: &str) -> Option<(&str, &str, f64)> {
     Some((name, labels, value.trim().parse().ok()?))
 }
 
-/// The value of a label whose values need no escapes.
+/// The value of a label without escapes.
 pub(crate) fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     labels
         .split(',')

@@ -1,4 +1,4 @@
-//! Jobs in every state, for tests of what is shown of them.
+//! Jobs in every state, for tests of screens.
 
 use crds::{ViTScalingStudy, ViTTrainingJob};
 use jiff::Timestamp;
@@ -11,13 +11,13 @@ pub(crate) fn now() -> Timestamp {
     "2026-11-22T12:00:00Z".parse().expect("a time")
 }
 
-/// Shows the text where it lacks the part.
+/// Panics with the text if it lacks the part.
 #[track_caller]
 pub(crate) fn assert_contains(text: &str, part: &str) {
     assert!(text.contains(part), "{part:?} is not in:\n{text}");
 }
 
-/// Where commands that tests propose go.
+/// The place of commands that tests propose.
 pub(crate) fn place(flags: &str) -> Place {
     Place {
         namespace: "research".into(),

@@ -1,4 +1,4 @@
-//! The pods of a job's gang: which rank is where, and what their agents and logs report.
+//! The pods of a job's gang: their ranks, agents' metrics and logs.
 
 use std::time::Duration;
 
@@ -13,23 +13,22 @@ use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::losses::Losses;
 
-/// Agents that are asked, at most: with more, the first ones stand for all.
+/// Maximum number of agents queried; in larger gangs, the first ones represent all.
 pub(crate) const AGENTS_ASKED: usize = 64;
-/// So many at once.
+/// Concurrent queries.
 pub(crate) const AT_ONCE: usize = 16;
-/// An agent that does not answer by then is left out.
+/// How long to wait for an agent's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Lines of rank 0's log that are read for its losses: one every five seconds, so almost three hours.
+/// Lines of rank 0's log read for losses: one every five seconds, so almost three hours.
 const LOG_LINES: i64 = 2000;
 
-/// What was asked for, or why it is not there.
+/// A value, or why it is missing.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Found<T> {
-    /// It.
     Yes(T),
-    /// There is none, and nothing is wrong with that.
+    /// None exists, as expected.
     None,
-    /// There may be some: the reason for which it cannot be shown.
+    /// The reason it cannot be shown.
     No(String),
 }
 
@@ -65,7 +64,7 @@ pub(crate) struct Member {
     pub(crate) node_rank: i32,
     pub(crate) pod: String,
     pub(crate) uid: Option<String>,
-    /// What it does, in a word or the kubelet's.
+    /// Its state in one word, or the kubelet's reason.
     pub(crate) state: String,
     pub(crate) is_ready: bool,
     /// Whether its container is running.
@@ -75,7 +74,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// `None` for a pod that is not of a gang.
+    /// `None` for a pod outside gangs.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let label = |key: &str| pod.labels().get(key)?.parse().ok();
         let status = pod.status.as_ref();
@@ -83,7 +82,7 @@ impl Member {
             .and_then(|status| status.phase.as_deref())
             .unwrap_or("Pending");
         let container = status.and_then(|status| status.container_statuses.as_ref()?.first());
-        // The trainer waits for those that start before it, as an agent beside another trainer.
+        // Init containers, such as the agent beside another trainer, start before the trainer.
         let beside = status.and_then(|status| {
             let mut before = status.init_container_statuses.iter().flatten();
             before.find(|container| {
@@ -128,7 +127,7 @@ fn words(state: &ContainerState, is_ready: bool) -> String {
     }
 }
 
-/// The pods of a job, of whatever attempt, in the order of attempts and node ranks.
+/// The pods of all attempts of a job, ordered by attempt and node rank.
 pub(crate) async fn members(cluster: &Cluster, job: &ViTTrainingJob) -> Result<Vec<Member>, Error> {
     let params = ListParams::default().labels(&format!("{}={}", labels::JOB_NAME, job.name_any()));
     let pods = cluster
@@ -139,7 +138,7 @@ pub(crate) async fn members(cluster: &Cluster, job: &ViTTrainingJob) -> Result<V
     Ok(members)
 }
 
-/// What the agents of these pods report through the API server; at most so many are asked.
+/// The metrics of these pods' agents, through the API server; queries at most `most` agents.
 pub(crate) async fn expositions(cluster: &Cluster, members: &[Member], most: usize) -> Found<Vec<String>> {
     let ready = members.iter().filter(|member| member.is_ready);
     let answers: Vec<Result<String, Error>> = futures::stream::iter(ready.take(most))
@@ -166,7 +165,7 @@ async fn metrics(cluster: &Cluster, pod: &str) -> Result<String, Error> {
         "/api/v1/namespaces/{}/pods/{pod}:{DEFAULT_AGENT_PORT}/proxy/metrics",
         cluster.namespace()
     );
-    let doing = format!("ask the agent of pod {pod}");
+    let doing = format!("query the agent of pod {pod}");
     let request = http::Request::get(path).body(vec![]);
     let request = request.map_err(|error| Error::refused(&doing, &error))?;
     let seconds = ANSWER_TIMEOUT.as_secs();
@@ -197,7 +196,7 @@ pub(crate) async fn losses(cluster: &Cluster, member: &Member) -> Found<Losses> 
             let error = cluster.error(&format!("read the log of pod {pod}"), error);
             Found::No(error.to_string())
         }
-        Err(_) => Found::No(format!("the log of pod {pod} did not come within {seconds} s")),
+        Err(_) => Found::No(format!("no log of pod {pod} within {seconds} s")),
     }
 }
 

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Exit};
 use crate::summary;
 
-/// A kind of object: what the commands for several kinds need of it.
+/// A kind of object, for commands that support several kinds.
 pub(crate) trait Kind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -40,7 +40,7 @@ pub(crate) trait Kind:
     const SUSPENDS: &'static str;
     const RESUMES: &'static str;
 
-    /// The phase; `None` before the operator has seen the object. Studies have some of the phases of jobs.
+    /// The phase; `None` before the operator has processed the object. Studies have some of the phases of jobs.
     fn phase(&self) -> Option<Phase>;
     /// Phase and progress in few words.
     fn summary(&self) -> String;
@@ -126,7 +126,7 @@ impl Kind for ViTScalingStudy {
     const SHORT: &'static str = "vits";
     const VALUE: &'static str = "STUDY";
     const LIST: &'static str = "study list";
-    const SUSPENDS: &'static str = "its current run stops; what was measured is kept";
+    const SUSPENDS: &'static str = "its current run stops; measurements are kept";
     const RESUMES: &'static str = "its next run starts when its nodes are free";
 
     fn phase(&self) -> Option<Phase> {

@@ -1,9 +1,9 @@
-//! The course of the training loss, from the lines that the agent of rank 0 writes to its log.
+//! Training loss over time, from rank 0's log.
 
 use contract::progress_line;
 use jiff::Timestamp;
 
-/// Losses by optimizer step, in the order in which they were logged. There is one every five seconds.
+/// Losses by optimizer step in logged order, one every five seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Losses {
     points: Vec<Point>,
@@ -17,8 +17,8 @@ struct Point {
 }
 
 impl Losses {
-    /// Reads a pod's log, in which each line begins with its time, as the API server adds it on request. Other lines are
-    /// left out, and so are values that are not finite.
+    /// Reads a pod's log with the API server's timestamps; ignores other lines and values that are not
+    /// finite.
     pub(crate) fn read(log: &str) -> Self {
         let point = |line: &str| {
             let (time, words) = match line.split_once(' ') {
@@ -38,7 +38,7 @@ impl Losses {
         self.points.iter().map(|point| point.loss).collect()
     }
 
-    /// The first and the last step and loss; `None` where there are fewer than two.
+    /// The first and the last step and loss; `None` if fewer than two are known.
     pub(crate) fn ends(&self) -> Option<((u64, f64), (u64, f64))> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         (first.step < last.step).then_some(((first.step, first.loss), (last.step, last.loss)))

@@ -8,7 +8,7 @@
 //!                                                      +-- nodes are judged by the operator's own planner
 //! ```
 //!
-//! A file a subcommand; what it shows is rendered by a pure function beside it. [`cluster`], [`gang`] and [`wait`] do the
+//! Each subcommand has a file, with a pure function that renders its output. [`cluster`], [`gang`] and [`wait`] do the
 //! input.
 #![forbid(unsafe_code)]
 
@@ -57,7 +57,7 @@ use cluster::{Cluster, Connection};
 use error::{EXIT_CODES, Error, Exit};
 use suspend::Action;
 
-/// See and steer ViTTrainingJobs: what they do, why they wait or failed, and what to do about it
+/// Inspect and control ViTTrainingJobs: what they do, why they wait or failed, and what to do about it
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-vit", bin_name = "kubectl vit", version, after_help = EXIT_CODES)]
 struct CommandLine {
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// What waits for the API server.
+/// The runtime for API calls.
 fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

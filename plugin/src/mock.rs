@@ -11,12 +11,12 @@ use serde_json::json;
 
 use crate::cluster::Cluster;
 
-/// A request, as far as tests look at it.
+/// The parts of a request that tests check.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
-    /// Decoded, as far as it needs to be here.
+    /// Decoded as far as tests need.
     pub(crate) query: String,
     pub(crate) body: String,
 }
@@ -59,7 +59,7 @@ impl Answer {
         }
     }
 
-    /// What the API server says of an object that does not exist.
+    /// The answer for an object that does not exist.
     pub(crate) fn missing(name: &str) -> Self {
         Self::refusal(404, &format!("{name} not found"))
     }

@@ -1,4 +1,4 @@
-//! The outcomes of a command about several objects, each of which may fail.
+//! The outcomes of a command for several objects.
 
 use crate::error::{Error, Exit};
 use crate::output::report;
@@ -12,7 +12,7 @@ impl Outcomes {
         Self(Exit::Done)
     }
 
-    /// Keeps a value, or reports its error and goes on. An error that the others would also get is returned.
+    /// Returns the value, or reports its error. Fails only with errors that all objects would get.
     pub(crate) fn keep<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
         match outcome {
             Ok(value) => Ok(Some(value)),

@@ -1,4 +1,4 @@
-//! Standard output: text, or objects in the form that was asked for.
+//! Standard output: text, or objects in the requested format.
 
 use std::io::Write as _;
 
@@ -11,7 +11,7 @@ use crate::kind::{Kind, Name};
 /// How objects are written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// More columns, or all there is to tell
+    /// More columns or all details
     Wide,
     /// JSON
     Json,
@@ -40,12 +40,12 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
     Ok(stdout.flush()?)
 }
 
-/// Writes to standard error what is not the answer itself. A closed standard error is no failure.
+/// Writes notes and warnings to standard error. A closed standard error is not a failure.
 pub(crate) fn report(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Writes a value as JSON or YAML; `names` are what is written for the names alone.
+/// Writes a value as JSON or YAML; `names` are written for `-o name`.
 pub(crate) fn object(value: &impl Serialize, names: &[String], format: Format) -> Result<(), Error> {
     match format {
         Format::Name => print(&names.iter().map(|name| format!("{name}\n")).collect::<String>()),

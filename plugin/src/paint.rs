@@ -1,43 +1,42 @@
-//! Colours and the width of the terminal, where there is one.
+//! Colors and the width of the terminal, if any.
 
 use std::fmt::Display;
 
 use console::{Style, Term};
 use crds::Phase;
 
-/// Columns where there is no terminal that has some.
+/// Columns without a terminal.
 const COLUMNS: usize = 120;
 
 /// How things are shown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paint {
-    /// Whether colours are used.
-    pub(crate) has_colours: bool,
+    /// Whether colors are used.
+    pub(crate) has_colors: bool,
     /// Columns of the terminal.
     pub(crate) width: usize,
 }
 
 impl Paint {
-    /// For standard output: colours on a terminal only, and not where `NO_COLOR` is set (`CLICOLOR_FORCE` asks for them
-    /// everywhere).
+    /// For standard output: colors on a terminal unless `NO_COLOR` is set; `CLICOLOR_FORCE` forces them.
     pub(crate) fn of_stdout() -> Self {
         let size = Term::stdout().size_checked();
         Self {
-            has_colours: console::colors_enabled(),
+            has_colors: console::colors_enabled(),
             width: size.map_or(COLUMNS, |(_, columns)| usize::from(columns)),
         }
     }
 
-    /// No colours, and so many columns.
+    /// No colors, and this many columns.
     pub(crate) fn plain(width: usize) -> Self {
         Self {
-            has_colours: false,
+            has_colors: false,
             width,
         }
     }
 
     fn with(self, style: Style, text: impl Display) -> String {
-        style.force_styling(self.has_colours).apply_to(text).to_string()
+        style.force_styling(self.has_colors).apply_to(text).to_string()
     }
 
     pub(crate) fn bold(self, text: impl Display) -> String {
@@ -64,7 +63,7 @@ impl Paint {
         self.with(Style::new().cyan(), text)
     }
 
-    /// The word for a phase; `New` before the operator has looked at the job.
+    /// The word for a phase; `New` before the operator has processed the job.
     pub(crate) fn phase(self, phase: Option<Phase>) -> String {
         let word = phase.map_or("New", Phase::as_str);
         match phase {

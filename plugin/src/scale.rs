@@ -1,4 +1,4 @@
-//! `kubectl vit scale`: another number of nodes.
+//! `kubectl vit scale`: changes the number of nodes.
 
 use crds::{ValidatedJob, ViTTrainingJob, validate};
 use serde_json::{Value, json};
@@ -13,8 +13,8 @@ use crate::wait::{Timeout, wait};
 
 /// Change the number of nodes of a job, or the bounds of an elastic one
 ///
-/// The gang saves, stops, and continues in the new size. A job that is not elastic has another global batch then; an
-/// elastic one keeps it.
+/// The gang saves a checkpoint, stops, and continues in the new size. An elastic job keeps its global batch; that of
+/// another job changes.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  kubectl vit scale digits --nodes 4\n  kubectl vit scale digits --min-nodes 2 --max-nodes 8"
@@ -27,10 +27,10 @@ pub(crate) struct Arguments {
     /// Nodes of a job that is not elastic
     #[arg(long, value_name = "N", group = "size", conflicts_with_all = ["min_nodes", "max_nodes"])]
     nodes: Option<i32>,
-    /// Least number of nodes of an elastic job
+    /// Minimum number of nodes of an elastic job
     #[arg(long, value_name = "N", group = "size")]
     min_nodes: Option<i32>,
-    /// Greatest number of nodes of an elastic job
+    /// Maximum number of nodes of an elastic job
     #[arg(long, value_name = "N", group = "size")]
     max_nodes: Option<i32>,
     /// Wait until the gang trains in the new size
@@ -57,31 +57,30 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// What is changed, and what is said of it.
+/// The change, and the messages about it.
 #[derive(Debug, PartialEq)]
 struct Plan {
     patch: Value,
     words: String,
     note: Option<String>,
-    /// Sizes of the gang that are as wanted.
+    /// Acceptable sizes of the gang.
     sizes: Vec<i32>,
 }
 
-/// Works out the change, and tries it on the job by the operator's own rules.
+/// Plans the change and checks it by the operator's rules.
 fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
     let name = &arguments.job;
     if let Some(phase) = phase(job).filter(|phase| phase.is_terminal()) {
         let phase = phase.as_str();
         return Err(Error::Usage(format!(
-            "job {name} is {phase}: it has no gang any more"
+            "job {name} is {phase}: it has no gang to scale"
         )));
     }
     let mut next = job.clone();
     let refused = |words: &str| Err(Error::Usage(format!("job {name} is {words}")));
     let patch = match (&mut next.spec.elastic, arguments.nodes) {
         (Some(_), Some(_)) => {
-            let reason =
-                "elastic: workers.nodes makes its global batch and stays; give --min-nodes or --max-nodes";
+            let reason = "elastic: workers.nodes defines its global batch; give --min-nodes or --max-nodes";
             return refused(reason);
         }
         (None, None) => return refused("not elastic: give --nodes"),
@@ -104,7 +103,7 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
         let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
         let sizes = sizes.join(", ");
         (
-            format!("{name} may have {sizes} nodes, the most that are free"),
+            format!("{name} uses the largest size that fits: {sizes} nodes"),
             None,
         )
     };
@@ -116,21 +115,21 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
     })
 }
 
-/// A job that is not elastic has another global batch on another number of nodes; whoever scales should know.
+/// A note that scaling changes the global batch of a job that is not elastic.
 fn batch_note(before: &ViTTrainingJob, after: &ValidatedJob) -> Option<String> {
     let before = validate(before).ok()?.run_config.global_batch_size();
     let after = after.run_config.global_batch_size();
     (before != after).then(|| {
         format!(
-            "note: a step sees {after} images from then on, in place of {before}; the learning rate follows as \
-             training.learningRateScaling says"
+            "note: a step now uses {after} images instead of {before}; training.learningRateScaling sets the learning \
+             rate"
         )
     })
 }
 
 fn outcome(name: &JobName, sizes: &[i32], job: Option<&ViTTrainingJob>) -> Option<Result<String, Error>> {
     if let Some(over) = end(name, job) {
-        return Some(over.map(|()| format!("{name} was done before")));
+        return Some(over.map(|()| format!("{name} had already finished")));
     }
     let (job, status) = (job?, job?.status.as_ref()?);
     let size = status.workers.unwrap_or_default().desired;
@@ -165,7 +164,7 @@ mod tests {
         assert_eq!(plan.patch, json!({"spec": {"workers": {"nodes": 4}}}));
         assert_eq!(plan.words, "digits is scaled to 4 nodes");
         let note = plan.note.expect("the batch changes");
-        assert_contains(&note, "a step sees 64 images from then on, in place of 32");
+        assert_contains(&note, "a step now uses 64 images instead of 32");
     }
 
     #[test]
@@ -193,7 +192,7 @@ mod tests {
         );
         assert_eq!(
             plan.words,
-            "digits may have 4, 2, 1 nodes, the most that are free"
+            "digits uses the largest size that fits: 4, 2, 1 nodes"
         );
         let over = job(json!({"phase": "Failed", "attempt": 1}));
         assert!(planned(&over, "--nodes 4").is_err());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// A span such as `90`, `90s`, `5m` or `1h30m`; a bare number counts seconds.
+/// A span such as `90`, `90s`, `5m` or `1h30m`; a plain number is in seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let span = match text.parse() {
         Ok(seconds) => Some(SignedDuration::from_secs(seconds)),

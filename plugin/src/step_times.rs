@@ -1,4 +1,4 @@
-//! Where the time of optimizer steps goes, from the counters that agents serve at `/metrics`.
+//! The parts of optimizer steps' time, from the counters that agents serve at `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(crate) struct StepTimes {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RankTimes {
     phases: [f64; PHASES],
-    /// Time in which communication was under way, hidden or not.
+    /// Time of communication, hidden or not.
     communication: f64,
     steps: f64,
 }
@@ -27,11 +27,11 @@ struct RankTimes {
 pub(crate) struct Split {
     /// In the order of [`STEP_PHASES`]; together 1.
     pub(crate) phases: [f64; PHASES],
-    /// Communication that went on beside the backward pass: no step waited for it.
+    /// Communication overlapped with the backward pass: no step waited for it.
     pub(crate) hidden: f64,
     /// Seconds of a step, mean over all ranks.
     pub(crate) step_seconds: f64,
-    /// Ranks that it is of.
+    /// Number of ranks covered.
     pub(crate) ranks: usize,
 }
 
@@ -47,7 +47,7 @@ fn index_of(phase: &str) -> Option<usize> {
 }
 
 impl StepTimes {
-    /// What several agents serve.
+    /// Reads the metrics of several agents.
     pub(crate) fn read(expositions: &[String]) -> Self {
         let mut times = Self::default();
         for exposition in expositions {
@@ -56,7 +56,7 @@ impl StepTimes {
         times
     }
 
-    /// Shares of the time of steps of each rank, and its seconds of steps.
+    /// Each rank's shares of step time, and its total seconds of steps.
     pub(crate) fn by_rank(&self) -> BTreeMap<u32, (Split, f64)> {
         let split = |(rank, times): (&u32, &RankTimes)| {
             let split = Self {
@@ -67,7 +67,7 @@ impl StepTimes {
         self.ranks.iter().filter_map(split).collect()
     }
 
-    /// Takes in what an agent serves, in the text format of Prometheus. What is no sample of ours is left out.
+    /// Adds an agent's metrics in Prometheus' text format; other samples are ignored.
     pub(crate) fn add(&mut self, exposition: &str) {
         let (sum, count) = (format!("{STEP_SECONDS}_sum"), format!("{STEP_SECONDS}_count"));
         for (name, labels, value) in exposition.lines().filter_map(sample) {
@@ -86,7 +86,7 @@ impl StepTimes {
         }
     }
 
-    /// What came to it since an earlier look; everything for ranks that have begun anew since.
+    /// The difference to an earlier reading; all of it for ranks that have restarted since.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let ranks = self.ranks.iter().map(|(rank, now)| {
             let before = earlier.ranks.get(rank).filter(|before| before.steps <= now.steps);
@@ -137,7 +137,7 @@ impl StepTimes {
 mod tests {
     use super::*;
 
-    /// What an agent of one rank serves after so many steps.
+    /// The metrics of one rank's agent after this many steps.
     fn exposition(rank: u32, steps: u32, straggler: f64) -> String {
         let labels = |more: &str| format!("{{job_name=\"a\",namespace=\"b\",{more}rank=\"{rank}\"}}");
         let steps = f64::from(steps);

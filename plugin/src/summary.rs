@@ -1,4 +1,4 @@
-//! A job in a few words: the column NOTE of `list`, and what a command that waits reports.
+//! A job in a few words, for the column NOTE of `list` and for commands that wait.
 
 use crds::conditions::{reasons, types};
 use crds::status::ViTTrainingJobStatus;
@@ -9,18 +9,18 @@ use kube::Resource as _;
 use crate::paint::Paint;
 use crate::text::counted;
 
-/// A larger share of step time that waits for synchronisation is pointed out; the alert `ViTSyncShareHigh` has the same bound.
+/// Larger shares of step time waiting for synchronization are highlighted, as by the alert `ViTSyncShareHigh`.
 pub(crate) const HIGH_SYNC_SHARE: f64 = 0.4;
 
-/// A step that takes fewer times as long as one without slow ranks is nothing to point out: no two ranks take the same.
+/// Smaller slowdowns by slow ranks are not shown, because ranks always differ a little.
 pub(crate) const NOTABLE_SLOWDOWN: f64 = 1.1;
 
-/// The phase; `None` before the operator has looked at the job.
+/// The phase; `None` before the operator has processed the job.
 pub(crate) fn phase(job: &ViTTrainingJob) -> Option<Phase> {
     job.status.as_ref()?.phase
 }
 
-/// The condition that says most about a job in its phase.
+/// The most informative condition in the job's phase.
 pub(crate) fn main_condition(status: &ViTTrainingJobStatus) -> Option<&Condition> {
     let type_ = match status.phase? {
         Phase::Pending => types::PLACED,
@@ -32,7 +32,7 @@ pub(crate) fn main_condition(status: &ViTTrainingJobStatus) -> Option<&Condition
     status.condition(type_)
 }
 
-/// Phase, step and note, without colours.
+/// Phase, step and note, without colors.
 pub(crate) fn summary(job: &ViTTrainingJob) -> String {
     let mut words = phase(job).map_or("New", Phase::as_str).to_owned();
     let progress = job.status.as_ref().and_then(|status| status.progress.as_ref());
@@ -46,7 +46,7 @@ pub(crate) fn summary(job: &ViTTrainingJob) -> String {
     words
 }
 
-/// What one should know of a job beyond its phase; often nothing.
+/// A note beyond the phase; often empty.
 pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
     let Some(status) = &job.status else {
         return String::new();
@@ -59,7 +59,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
     match status.phase {
         Some(Phase::Pending) => match reason {
             Some(reasons::IN_QUEUE) => "waits for quota".into(),
-            Some(reasons::ADMITTED) => "has quota, looks for GPUs".into(),
+            Some(reasons::ADMITTED) => "has quota, waits for GPUs".into(),
             Some(reasons::NO_PRIORITY_CLASS) => paint.bad("no such PriorityClass"),
             _ => "waits for GPUs".into(),
         },

@@ -5,15 +5,15 @@ use crds::status::FailureStatus;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Between two columns of a table, as kubectl has it.
+/// Spaces between columns of a table, as in kubectl.
 const GAP: usize = 3;
 
-/// How long ago something was, as kubectl writes ages: at most two units, and fewer the longer it is.
+/// Age in kubectl's format: at most two units, fewer for longer ages.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     duration(now.duration_since(since))
 }
 
-/// When something was, after a comma; nothing where that is not known.
+/// Age after a comma; empty if the time is unknown.
 pub(crate) fn ago(time: Option<&Time>, now: Timestamp) -> String {
     time.map(|time| format!(", {} ago", age(time.0, now)))
         .unwrap_or_default()
@@ -38,14 +38,14 @@ pub(crate) fn duration(span: SignedDuration) -> String {
     }
 }
 
-/// A share from 0 to 1 in percent, with a decimal where it is small.
+/// A share from 0 to 1 in percent, with a decimal if it is small.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     let decimals = usize::from(percent < 9.95);
     format!("{percent:.decimals$}%")
 }
 
-/// Where a failure was: attempt, rank, node, exit code, as far as they are known.
+/// Attempt, rank, node and exit code of a failure, if known.
 pub(crate) fn failed_where(failure: &FailureStatus) -> String {
     let mut words = format!("attempt {}", failure.attempt);
     if let Some(rank) = failure.rank {
@@ -77,7 +77,7 @@ pub(crate) fn ranks(node_rank: i32, ranks_per_node: i32) -> String {
     }
 }
 
-/// Memory in MiB as GiB where it is that much.
+/// Memory in MiB, as GiB from 1024 MiB on.
 pub(crate) fn mebibytes(mebibytes: i64) -> String {
     if mebibytes >= 1024 {
         format!("{:.0} GiB", mebibytes as f64 / 1024.0)
@@ -91,14 +91,13 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".into())
 }
 
-/// A bar of `cells` characters of which a share from 0 to 1 is filled.
+/// A bar of `cells` characters, filled to a share from 0 to 1.
 pub(crate) fn bar(share: f64, cells: usize) -> String {
     let filled = (share.clamp(0.0, 1.0) * cells as f64).floor() as usize;
     format!("{}{}", "█".repeat(filled), "░".repeat(cells - filled))
 }
 
-/// Values from the first to the last as characters of rising height, at most `cells` of them; where there are more values,
-/// each character is the mean of several.
+/// Values as characters of different height, at most `cells`; with more values, each is the mean of several.
 pub(crate) fn sparkline(values: &[f64], cells: usize) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let cells = cells.min(values.len());
@@ -119,7 +118,7 @@ pub(crate) fn sparkline(values: &[f64], cells: usize) -> String {
         .collect()
 }
 
-/// A text in lines of at most `width` columns, all but the first of them after `indent` spaces.
+/// Text wrapped at `width` columns; all lines but the first are indented by `indent` spaces.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
     let spaces = " ".repeat(indent);
     let options = textwrap::Options::new(width.max(indent + 20))
@@ -127,11 +126,11 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
         .subsequent_indent(&spaces)
         .break_words(false);
     let lines = textwrap::fill(text, options);
-    // The first line begins where the caller is.
+    // The caller has written the first line's indentation.
     lines.strip_prefix(&spaces).unwrap_or(&lines).to_owned()
 }
 
-/// Rows under a header, in columns as kubectl sets them. Cells may be coloured.
+/// Rows under a header, in columns as in kubectl. Cells may be colored.
 pub(crate) fn table<S: AsRef<str>>(header: &[&str], rows: &[Vec<S>]) -> String {
     let mut widths: Vec<usize> = header.iter().map(|title| title.len()).collect();
     for row in rows {

@@ -86,7 +86,7 @@ async fn operators(cluster: &Cluster) -> Result<Vec<Operator>, Error> {
         .await?;
     if found.is_empty() {
         return Err(Error::NotFound(format!(
-            "there is no operator: no namespace has a Deployment with the label {OPERATOR}"
+            "no operator found: no namespace has a Deployment with the label {OPERATOR}"
         )));
     }
     let operator = |deployment: &Deployment| Operator {
@@ -109,7 +109,7 @@ fn render(versions: &Versions) -> String {
     text
 }
 
-/// Operators whose versions do not go with this plugin's.
+/// Warnings about operators whose versions are too far from this plugin's.
 fn warnings(versions: &Versions) -> Vec<String> {
     let apart = versions.operators.iter().filter_map(|operator| {
         let (plugin, version) = (&versions.plugin, operator.version.as_deref()?);

@@ -1,4 +1,4 @@
-//! Waiting for an object to become something, by a watch.
+//! Waits for a state of an object, by a watch.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::error::{Error, chain};
 use crate::kind::{Kind, Name};
 use crate::{output, span, text};
 
-/// How long is waited.
+/// The maximum wait.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Timeout {
-    /// Longest wait, such as 90s, 5m or 1h30m; a bare number counts seconds; without it, there is no limit
+    /// Maximum wait, such as 90s, 5m or 1h30m; a plain number is in seconds; unlimited by default
     #[arg(long = "timeout", value_name = "DURATION", value_parser = span::parse)]
     limit: Option<Duration>,
 }
@@ -29,7 +29,7 @@ impl Timeout {
         Self { limit: Some(limit) }
     }
 
-    /// Waits for `future`; when time is over, the error says that `what` did not come, and what `state` tells.
+    /// Waits for `future`; on a timeout, the error names `what` and `state`.
     pub(crate) async fn limit<T>(
         self,
         what: &str,
@@ -50,7 +50,7 @@ impl Timeout {
     }
 }
 
-/// Waits until `answer` gives one for the object, each time it changes; `None` stands for an object that was deleted.
+/// Waits until `answer` returns `Some` for a change of the object, or for `None` if it was deleted.
 /// Meanwhile, its summary goes to standard error.
 pub(crate) async fn wait<K: Kind, T>(
     cluster: &Cluster,
@@ -101,7 +101,7 @@ pub(crate) async fn wait_reporting<K: Kind, T>(
     timeout.limit(what, watching, state).await
 }
 
-/// The object, each time it changes. After an error, the watch is tried again with a growing delay.
+/// The object, each time it changes. After an error, the watch is retried with backoff.
 pub(crate) fn changes<K: Kind>(
     cluster: &Cluster,
     name: &Name<K>,
@@ -110,7 +110,7 @@ pub(crate) fn changes<K: Kind>(
     changes.default_backoff().boxed()
 }
 
-/// Warns of an error of a watch, which tries again; fails if that would get the same answer.
+/// Warns of an error of a watch, which retries; fails if a retry would get the same answer.
 pub(crate) fn warn_or_fail<K: Kind>(
     cluster: &Cluster,
     name: &Name<K>,
@@ -124,7 +124,7 @@ pub(crate) fn warn_or_fail<K: Kind>(
     Ok(())
 }
 
-/// The error of a watch, if another try would get it again.
+/// The error of a watch, if a retry would get it again.
 pub(crate) fn permanent(error: watcher::Error) -> Option<kube::Error> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
@@ -134,7 +134,7 @@ pub(crate) fn permanent(error: watcher::Error) -> Option<kube::Error> {
     }
 }
 
-/// Whether another try would get the same answer.
+/// Whether a retry would get the same answer.
 pub(crate) fn is_permanent(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => matches!(status.code, 400 | 401 | 403 | 404),

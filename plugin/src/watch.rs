@@ -25,8 +25,8 @@ const REFRESH: Duration = Duration::from_secs(5);
 
 /// Follow a job until it is over
 ///
-/// On a terminal, the screen of status is kept current; elsewhere, each change is a line. The exit code tells how the job
-/// ended.
+/// A terminal shows the screen of status, kept current; otherwise, each change is a line. The exit code reports how the
+/// job ended.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: kubectl vit watch digits && kubectl vit delete digits")]
 pub(crate) struct Arguments {
@@ -56,7 +56,7 @@ pub(crate) async fn follow_job(cluster: &Cluster, name: &JobName, timeout: Timeo
     Box::pin(follow(cluster, name, timeout, screen)).await
 }
 
-/// Follows an object until it is over: on a terminal by its screen, elsewhere by a line for each change.
+/// Follows an object until it is over: by its screen on a terminal, otherwise by a line per change.
 pub(crate) async fn follow<K: Kind>(
     cluster: &Cluster,
     name: &Name<K>,
@@ -112,7 +112,7 @@ async fn draw<K: Kind>(
     }
 }
 
-/// Where step time went since the last look, once steps were taken since.
+/// Shows step times since the last refresh, if steps were finished since then.
 fn show_recent(view: &mut View, before: &mut Option<StepTimes>) {
     let is_running = phase(&view.job) == Some(Phase::Running);
     let Found::Yes(now) = &mut view.step_times else {
@@ -126,7 +126,7 @@ fn show_recent(view: &mut View, before: &mut Option<StepTimes>) {
     }
 }
 
-/// The part of the terminal that is drawn anew.
+/// The redrawn part of the terminal.
 #[derive(Debug, Default)]
 struct Canvas {
     lines: usize,
@@ -136,7 +136,7 @@ impl Canvas {
     fn show(&mut self, text: &str) -> Result<(), Error> {
         let term = Term::stdout();
         let (rows, columns) = term.size();
-        // A line that is wrapped by the terminal, or has left it, could not be cleared again.
+        // Lines that the terminal wrapped or scrolled out could not be cleared.
         let shown: Vec<String> = text
             .lines()
             .take(usize::from(rows).saturating_sub(1))

@@ -1,4 +1,4 @@
-//! `kubectl vit list`: the jobs of a namespace or of all, a line each.
+//! `kubectl vit list`: the jobs of one namespace or of all, one line each.
 
 use contract::progress_line::significant;
 use crds::{Phase, ViTTrainingJob};
@@ -12,14 +12,14 @@ use crate::paint::Paint;
 use crate::summary::{self, HIGH_SYNC_SHARE};
 use crate::text::{age, duration, or_dash, percent, table};
 
-/// List jobs: what they do, how far they are, and what holds them back
+/// List jobs: phase, progress, and what delays them
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "ls", after_help = "Example: kubectl vit list -A")]
 pub(crate) struct Arguments {
-    /// Jobs of all namespaces, whatever --namespace says
+    /// Jobs of all namespaces; --namespace is ignored
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Only jobs with these labels, as kubectl takes them
+    /// Only jobs with these labels, in kubectl's syntax
     #[arg(short = 'l', long, value_name = "LABELS")]
     selector: Option<String>,
     /// Only jobs in these phases
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     output: Option<Format>,
 }
 
-/// A phase by its word, in whatever case.
+/// Parses a phase, ignoring case.
 fn phase(word: &str) -> Result<Phase, String> {
     let mut phases = Phase::ALL.into_iter();
     let found = phases.find(|phase| phase.as_str().eq_ignore_ascii_case(word));
@@ -63,7 +63,7 @@ pub(crate) struct Columns {
     is_wide: bool,
 }
 
-/// The jobs, of which there are some, as a table.
+/// A non-empty list of jobs as a table.
 fn render(jobs: &[ViTTrainingJob], columns: Columns, now: Timestamp, paint: Paint) -> String {
     let rows = jobs.iter().map(|job| row(job, columns, now, paint));
     let (mut header, rows): (Vec<Vec<_>>, Vec<Vec<_>>) = rows.map(|row| row.into_iter().unzip()).unzip();

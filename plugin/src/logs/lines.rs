@@ -1,19 +1,19 @@
-//! The lines of a log: prefixes, times, and how a request continues where another one was interrupted.
+//! The lines of a log: prefixes, times, and resumption after an interrupted request.
 
 use std::collections::HashMap;
 
 use jiff::{Timestamp, Unit};
 
-/// Makes lines for standard output of the bytes that the API server sends.
+/// Turns bytes from the API server into lines for standard output.
 #[derive(Debug)]
 pub(super) struct Lines {
     /// Begins every line.
     prefix: String,
-    /// Whether the server puts a time before each line so that another request can continue, and whether it is shown.
+    /// Whether each line starts with its time, so that another request can continue, and whether to show it.
     has_times: bool,
     shows_times: bool,
     position: Position,
-    /// The beginning of a line whose end has not been received, and that of the request before.
+    /// The start of a line still incomplete, and that of the previous request.
     pending: Vec<u8>,
     interrupted: Vec<u8>,
 }
@@ -40,7 +40,7 @@ impl Lines {
         }
     }
 
-    /// A line that an interrupted request did not send to its end is sent again.
+    /// Prepares for the next request, which repeats an incomplete line.
     pub(super) fn next_request(&mut self) {
         self.interrupted = std::mem::take(&mut self.pending);
         self.position.next_request();
@@ -67,7 +67,7 @@ impl Lines {
         shown
     }
 
-    /// The last line, of a log that does not end with a line break.
+    /// The last line of a log without a final line break.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         let mut line = std::mem::take(&mut self.pending);
         if line.is_empty() {
@@ -91,7 +91,7 @@ impl Lines {
             match timed(line) {
                 Some((time, _)) if !self.position.is_new(time, line) => return,
                 Some((_, rest)) if !self.shows_times => words = rest,
-                // The kubelet's own remarks have no time; the first request has shown those that matter.
+                // The kubelet's remarks have no time; the first request has shown the relevant ones.
                 None if self.position.is_continued => return,
                 Some(_) | None => {}
             }
@@ -108,18 +108,18 @@ fn timed(line: &[u8]) -> Option<(Timestamp, &[u8])> {
     Some((time, &line[space + 1..]))
 }
 
-/// How much of a log was shown. A request can only ask for lines from a whole second on, and several lines may have the same
-/// time, so the lines of the last second are counted.
+/// How much of a log was shown. Requests start at whole seconds, and several lines may have the same time, so the lines
+/// of the last second are counted.
 #[derive(Debug, Default)]
 struct Position {
-    /// The time of the first line shown. Earlier lines were not asked for.
+    /// The time of the first line shown. Earlier lines were not requested.
     first: Option<Timestamp>,
     /// The whole second of the last line shown, and the lines since then.
     second: Option<Timestamp>,
     shown: HashMap<Vec<u8>, usize>,
-    /// Lines that the present request has yet to repeat.
+    /// Lines that the current request has yet to repeat.
     repeated: HashMap<Vec<u8>, usize>,
-    /// Whether the present request is not the first one.
+    /// Whether the current request is not the first one.
     is_continued: bool,
 }
 
@@ -129,7 +129,7 @@ impl Position {
         self.is_continued = true;
     }
 
-    /// Whether the line has not been shown, after which it has.
+    /// Whether the line is new; marks it as shown.
     fn is_new(&mut self, time: Timestamp, line: &[u8]) -> bool {
         let first = *self.first.get_or_insert(time);
         if self.is_continued && time < first {
@@ -152,7 +152,7 @@ impl Position {
     }
 }
 
-/// The second that a time lies in. The API's times have no fractions, and those that are rounded up would lose lines.
+/// The time rounded down: the API's times have no fractions, and rounding up would lose lines.
 fn whole_second(time: Timestamp) -> Timestamp {
     let floor = jiff::TimestampRound::new()
         .smallest(Unit::Second)
@@ -190,7 +190,7 @@ mod tests {
         );
     }
 
-    /// What is shown of a log in two requests, of which the first one is interrupted after so many bytes.
+    /// The lines shown for a log whose first request is interrupted after `cut` bytes.
     fn continued(log: &str, cut: usize, since: &str, tail: usize) -> String {
         let mut lines = Lines::followed("", false);
         let begin = log.lines().take(tail).map(|line| line.len() + 1).sum();

@@ -21,14 +21,14 @@ use crate::wait::{Timeout, wait};
 use pods::{Ranks, attempt_of, check_rank, find, is_incomplete, previous};
 use stream::{Wanted, copy};
 
-/// Until pods that are being created are looked for again.
+/// Delay before looking again for pods being created.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Print the log of the pod that holds a rank, or the logs of all ranks
 ///
 /// The ranks of one pod share its log. Pods of a failed attempt are deleted before the next attempt starts, and their logs
-/// with them; status.lastFailure keeps the message of the failed rank. With -f, a log that is interrupted while its
-/// container runs continues after its last line.
+/// with them; status.lastFailure keeps the message of the failed rank. With -f, an interrupted log continues
+/// after its last line.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  kubectl vit logs digits --rank 3 -f\n  kubectl vit logs digits --all-ranks --since 5m"
@@ -43,10 +43,10 @@ pub(crate) struct Arguments {
     /// All pods of the attempt; each line begins with the ranks of its pod
     #[arg(long, conflicts_with = "rank")]
     all_ranks: bool,
-    /// Attempt, in place of the present one, if its pods still exist
+    /// Attempt to show instead of the current one, if its pods still exist
     #[arg(long, value_name = "N")]
     attempt: Option<i32>,
-    /// The attempt before the present one, if its pods still exist
+    /// The attempt before the current one, if its pods still exist
     #[arg(short, long, conflicts_with = "attempt")]
     previous: bool,
     #[command(flatten)]
@@ -110,7 +110,7 @@ fn announced(before: i32, attempt: i32, pods: &[Member]) -> String {
     format!("--- attempt {before} is over; attempt {attempt}, {pods} ---")
 }
 
-/// Copies the logs of these pods to standard output: those that are followed at the same time, others in turn.
+/// Copies the logs of these pods to standard output: concurrently if followed, otherwise in turn.
 async fn copy_all(
     cluster: &Cluster,
     job: &ViTTrainingJob,
@@ -140,7 +140,7 @@ async fn copy_all(
     Ok(())
 }
 
-/// Waits for the attempt after one that was shown, or for the first; `None` if the job ends without it.
+/// Waits for the attempt after `shown`, or for the first; `None` if the job ends before.
 async fn next(
     cluster: &Cluster,
     name: &JobName,

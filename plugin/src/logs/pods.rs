@@ -1,4 +1,4 @@
-//! Which pods' logs are wanted.
+//! Finds the pods whose logs are wanted.
 
 use crds::{Phase, ViTTrainingJob};
 use kube::ResourceExt as _;
@@ -40,7 +40,7 @@ pub(super) fn is_incomplete(job: &ViTTrainingJob, found: usize) -> bool {
     phase(job) == Some(Phase::Starting) && usize::try_from(desired).is_ok_and(|desired| found < desired)
 }
 
-/// The attempt before the present one.
+/// The attempt before the current one.
 pub(super) fn previous(job: &ViTTrainingJob) -> Result<i32, Error> {
     match attempt_of(job) {
         attempt @ ..=1 => Err(Error::NotFound(format!(
@@ -51,7 +51,7 @@ pub(super) fn previous(job: &ViTTrainingJob) -> Result<i32, Error> {
     }
 }
 
-/// Refuses a rank that the job can never have, rather than wait for it.
+/// Rejects a rank that the job can never have instead of waiting for it.
 pub(super) fn check_rank(job: &ViTTrainingJob, rank: u32) -> Result<(), Error> {
     let spec = &job.spec;
     let most = spec.elastic.as_ref().and_then(|elastic| elastic.max_nodes);

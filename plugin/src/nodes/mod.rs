@@ -1,5 +1,4 @@
-//! `kubectl vit nodes`: the GPUs of the cluster as the operator's planner sees them. It is the planner's own code that groups
-//! and refuses here.
+//! `kubectl vit nodes`: the GPUs of the cluster, grouped and judged by the operator's planner.
 
 mod render;
 
@@ -20,20 +19,20 @@ use crate::output::{self, Format};
 use crate::paint::Paint;
 use render::render;
 
-/// Show the GPUs of the cluster by group: free, used, and nodes that are refused, with the reason
+/// Show the cluster's GPUs by group: free, used, and rejected nodes with the reason
 ///
-/// Groups and reasons are those of the operator's planner. Without --job, nodes are looked at for a pod that wants GPUs and
-/// nothing else: taints count against a node, labels do not.
+/// The operator's planner computes groups and reasons. Without --job, it assumes a pod that requests only GPUs: taints
+/// count against a node, labels do not.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  kubectl vit nodes\n  kubectl vit nodes --job digits")]
 pub(crate) struct Arguments {
-    /// As this job sees them: its products, memory, labels, tolerations and requests
+    /// Apply this job's products, memory, labels, tolerations and requests
     #[arg(long, value_name = "JOB", conflicts_with_all = ["gpu_resource", "gpus_per_node"], add = crate::completion::jobs())]
     job: Option<JobName>,
-    /// Resource by which nodes count their GPUs
+    /// Extended resource of the GPUs
     #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
-    /// GPUs that a pod wants of a node
+    /// GPUs requested per node
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     gpus_per_node: u32,
     /// Output format; wide lists every node of large groups, and the pods that hold GPUs
@@ -52,7 +51,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     };
     let nodes: Api<Node> = Api::all(cluster.client().clone());
     let nodes = cluster.list(nodes, ListParams::default(), "list nodes").await?;
-    // Without rights to pods of all namespaces, groups and what nodes have can still be shown.
+    // Without the right to list all pods, groups and capacities can still be shown.
     let pods: Api<Pod> = Api::all(cluster.client().clone());
     let (pods, unknown) = match cluster
         .list(pods, ListParams::default(), "list the pods of all namespaces")
@@ -66,7 +65,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     let report = Report {
         asked_by: asked_by.map(|name| format!("{}/{name}", cluster.namespace())),
         use_unknown: unknown,
-        ..Report::of(nodes, pods, &shape)
+        ..Report::new(nodes, pods, &shape)
     };
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
         let nodes = report.groups.iter().flat_map(|group| &group.nodes);
@@ -79,7 +78,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// Other resources that nodes have and that look like GPUs, for whoever asked for the wrong one.
+/// Other resources of the nodes whose names suggest GPUs, in case the user asked for the wrong one.
 fn other_resources(nodes: &[Node], asked: &str) -> Vec<String> {
     let mut names: Vec<String> = nodes
         .iter()
@@ -94,7 +93,7 @@ fn other_resources(nodes: &[Node], asked: &str) -> Vec<String> {
     names
 }
 
-/// The GPUs of the cluster as one pod sees them.
+/// The GPUs of the cluster, judged for one pod.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -102,11 +101,11 @@ struct Report {
     gpus_per_node: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     asked_by: Option<String>,
-    /// Nodes that have none of the resource.
+    /// Nodes without the resource.
     nodes_without: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     other_resources: Vec<String>,
-    /// Why it is not known what pods hold.
+    /// Why usage by pods is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     use_unknown: Option<String>,
     groups: Vec<Group>,
@@ -118,7 +117,7 @@ struct Group {
     gpus: crds::status::GpuGroup,
     capacity: i64,
     used: i64,
-    /// Of nodes that a pod can go to.
+    /// On nodes that fit.
     free: i64,
     nodes: Vec<SeenNode>,
 }
@@ -130,10 +129,10 @@ struct SeenNode {
     capacity: i64,
     allocatable: i64,
     used: i64,
-    /// The operator's words for why no pod can go there; absent where one can.
+    /// Why the planner rejects the node; absent if it fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
-    /// Whether it is only gangs of this operator that are in the way.
+    /// Whether only gangs of this operator prevent a fit.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     is_busy: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -147,7 +146,7 @@ struct HeldBy {
 }
 
 impl Report {
-    fn of(nodes: Vec<Node>, pods: Vec<Pod>, shape: &Shape) -> Self {
+    fn new(nodes: Vec<Node>, pods: Vec<Pod>, shape: &Shape) -> Self {
         let other_resources = other_resources(&nodes, &shape.gpu_resource);
         let survey = Survey::new(nodes, pods);
         Self {
@@ -157,13 +156,13 @@ impl Report {
             nodes_without: survey.nodes_without(&shape.gpu_resource),
             other_resources,
             use_unknown: None,
-            groups: survey.groups(shape).into_iter().map(Group::of).collect(),
+            groups: survey.groups(shape).into_iter().map(Group::from_survey).collect(),
         }
     }
 }
 
 impl Group {
-    fn of(group: SurveyedGroup) -> Self {
+    fn from_survey(group: SurveyedGroup) -> Self {
         let holder = |GpuPod { pod, gpus }| HeldBy { pod, gpus };
         let node = |node: SurveyedNode| SeenNode {
             name: node.name,

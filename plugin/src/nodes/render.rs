@@ -4,17 +4,17 @@ use super::{Group, Report, SeenNode};
 use crate::paint::Paint;
 use crate::text::{bar, counted, mebibytes, or_dash, table, wrapped};
 
-/// Nodes of a group that are listed, at most; more are counted by what is said of them.
+/// Maximum number of nodes listed per group; larger groups show counts per state.
 const NODES: usize = 24;
-/// Cells of the bar of what is used.
+/// Cells of the usage bar.
 const BAR: usize = 10;
 
 /// Groups in a table, then the nodes of each.
 pub(super) fn render(report: &Report, is_wide: bool, paint: Paint) -> String {
     let wanted = format!("{} x {}", report.gpus_per_node, report.gpu_resource);
     let asked = match &report.asked_by {
-        Some(job) => format!("As {job} sees them, which wants {wanted} of a node:"),
-        None => format!("As a pod sees them that wants {wanted} and nothing else:"),
+        Some(job) => format!("For {job}, which requests {wanted} per node:"),
+        None => format!("For a pod that requests only {wanted}:"),
     };
     let mut text = format!("{}\n\n", paint.dim(asked));
     if report.groups.is_empty() {
@@ -50,9 +50,7 @@ pub(super) fn render(report: &Report, is_wide: bool, paint: Paint) -> String {
         ));
     }
     if let Some(why) = &report.use_unknown {
-        notes.push(format!(
-            "what is used is not known, and all counts as free: {why}"
-        ));
+        notes.push(format!("usage is unknown, so all GPUs count as free: {why}"));
     }
     if !notes.is_empty() && !report.groups.is_empty() {
         text.push('\n');
@@ -126,7 +124,7 @@ fn state(node: &SeenNode, paint: Paint) -> String {
     }
 }
 
-/// Pods, or, without their numbers, the gangs they are of.
+/// Pods if wide, otherwise their jobs.
 fn holders(node: &SeenNode, is_wide: bool) -> String {
     let held = node.holders.iter().map(|holder| {
         let name = if is_wide { &holder.pod } else { job_of(&holder.pod) };
@@ -135,7 +133,7 @@ fn holders(node: &SeenNode, is_wide: bool) -> String {
     held.collect::<Vec<_>>().join(", ")
 }
 
-/// What comes before the attempt and the node rank in the name of a gang's pod.
+/// The job in the name of a gang's pod, `JOB-ATTEMPT-NODERANK`; other names are unchanged.
 fn job_of(pod: &str) -> &str {
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     match pod.rsplitn(3, '-').collect::<Vec<_>>()[..] {
@@ -144,7 +142,7 @@ fn job_of(pod: &str) -> &str {
     }
 }
 
-/// How many nodes fit, and of which how many are refused for which reason.
+/// Counts of fitting nodes, and of rejected ones by reason.
 fn counts(nodes: &[SeenNode]) -> String {
     let mut counts: Vec<(&str, i64)> = vec![];
     for node in nodes {

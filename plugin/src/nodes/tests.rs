@@ -34,7 +34,7 @@ fn pod(name: &str, node: &str, gpus: u32) -> Pod {
 }
 
 fn report(nodes: Vec<Node>, pods: Vec<Pod>) -> Report {
-    Report::of(nodes, pods, &Shape::of_gpus("nvidia.com/gpu", 1))
+    Report::new(nodes, pods, &Shape::of_gpus("nvidia.com/gpu", 1))
 }
 
 fn cluster() -> Report {
@@ -90,7 +90,7 @@ fn what_is_not_known_is_not_guessed() {
     report.use_unknown = Some("cannot list the pods of all namespaces: forbidden".into());
     let text = render(&report, false, Paint::plain(120));
     assert_contains(&text, "?/8");
-    assert_contains(&text, "what is used is not known");
+    assert_contains(&text, "usage is unknown");
 }
 
 #[test]

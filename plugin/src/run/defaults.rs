@@ -1,4 +1,4 @@
-//! The defaults that apply to a manifest, from the schema that the API server has.
+//! The defaults that apply to a manifest, from the CRD's schema.
 
 use crds::spec::schema;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
@@ -11,7 +11,7 @@ pub(super) struct Defaulted {
     pub(super) field: String,
     /// Its default, as JSON.
     pub(super) value: String,
-    /// What it means: the first sentence of its description.
+    /// The first sentence of its description.
     pub(super) meaning: String,
 }
 
@@ -22,7 +22,7 @@ pub(super) fn of(manifest: &Value) -> Vec<Defaulted> {
     found
 }
 
-/// `given` is `None` for an object of which nothing was given, and that is there by its default.
+/// `given` is `None` for an object that exists only by its default.
 fn collect(path: &str, schema: &JSONSchemaProps, given: Option<&Value>, found: &mut Vec<Defaulted>) {
     for (name, field) in schema.properties.iter().flatten() {
         let value = given.and_then(|given| given.get(name));

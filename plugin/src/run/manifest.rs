@@ -1,4 +1,4 @@
-//! From flags to a manifest: only what was given is in it.
+//! From flags to a manifest without defaults.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::error::Error;
 use crate::kind::JobName;
 
-/// The words that the schema allows at a place below `spec`.
+/// The values that the schema allows for a field below `spec`.
 fn choices(path: &[&str]) -> PossibleValuesParser {
     let field = |schema: &'static JSONSchemaProps, name: &&str| schema.properties.as_ref()?.get(*name);
     let field = path.iter().try_fold(schema("spec"), field);
@@ -34,10 +34,10 @@ pub(super) struct Job {
     /// Model, by timm's or torchvision's name
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Side of the input image in pixels, in place of the model's own
+    /// Side of the input image in pixels, instead of the model's
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<i32>,
-    /// Number of classes; of cifar10 and cifar100 theirs, if not given
+    /// Number of classes; optional for cifar10 and cifar100
     #[arg(long, value_name = "N")]
     classes: Option<i32>,
     /// Layout of the data set
@@ -55,10 +55,10 @@ pub(super) struct Job {
     /// Passes over the training images
     #[arg(long, value_name = "N")]
     epochs: i32,
-    /// Images that a rank puts through the model at once
+    /// Images per rank in one forward pass
     #[arg(long, value_name = "N")]
     micro_batch_size: i32,
-    /// Micro-batches that a rank accumulates for a step
+    /// Micro-batches accumulated by each rank per step
     #[arg(long, value_name = "N")]
     accumulate: Option<i32>,
     /// Number format of matrix products
@@ -70,25 +70,25 @@ pub(super) struct Job {
     /// Learning rate at its peak
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
-    /// Pods, each on a node of its own
+    /// Number of pods, each on a separate node
     #[arg(long, value_name = "N", default_value_t = 1)]
     nodes: i32,
-    /// GPUs of each pod, and ranks in it
+    /// GPUs of each pod, with one rank each
     #[arg(long, value_name = "N")]
     gpus_per_node: Option<i32>,
-    /// Resource by which nodes count their GPUs
+    /// Extended resource of the GPUs
     #[arg(long, value_name = "NAME")]
     gpu_resource: Option<String>,
-    /// GPU product that will do, as nodes are labelled with it; may be given several times
+    /// Acceptable GPU product, as in the node label; may be given several times
     #[arg(long = "gpu", value_name = "PRODUCT")]
     gpus: Vec<String>,
-    /// Least memory of a GPU in MiB
+    /// Minimum GPU memory in MiB
     #[arg(long, value_name = "MIB")]
     min_gpu_memory: Option<i64>,
-    /// Least number of nodes of an elastic job
+    /// Minimum number of nodes of an elastic job
     #[arg(long, value_name = "N")]
     min_nodes: Option<i32>,
-    /// Greatest number of nodes of an elastic job
+    /// Maximum number of nodes of an elastic job
     #[arg(long, value_name = "N")]
     max_nodes: Option<i32>,
     /// LocalQueue of Kueue in which the job waits for quota
@@ -100,7 +100,7 @@ pub(super) struct Job {
     #[arg(
         long,
         value_name = "VOLUME",
-        help = "Volume of checkpoints, which every node can write: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
+        help = "Volume of checkpoints, writable by every node: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
     )]
     checkpoints: VolumeSource,
     /// Create it suspended: it waits for kubectl vit resume
@@ -156,12 +156,12 @@ impl FromStr for Setting {
             return Err("must name a field of the spec, such as training.seed".into());
         }
         let value =
-            serde_saphyr::from_str(value).map_err(|error| format!("the value is no YAML: {error}"))?;
+            serde_saphyr::from_str(value).map_err(|error| format!("the value is not valid YAML: {error}"))?;
         Ok(Self { path, value })
     }
 }
 
-/// The manifest of what was given.
+/// The manifest with the given fields only.
 pub(super) fn build(job: &Job, namespace: Option<&str>) -> Result<Value, Error> {
     let classes = job.classes.or(match job.format.as_str() {
         "cifar10" => Some(10),
@@ -206,7 +206,7 @@ pub(super) fn build(job: &Job, namespace: Option<&str>) -> Result<Value, Error> 
     }
     if spec["model"]["numClasses"].is_null() {
         return Err(Error::Usage(format!(
-            "--classes must be given for format {}: only cifar10 and cifar100 have a number of their own",
+            "--classes must be given for format {}: only cifar10 and cifar100 have a default",
             job.format
         )));
     }
@@ -222,7 +222,7 @@ pub(super) fn build(job: &Job, namespace: Option<&str>) -> Result<Value, Error> 
     }))
 }
 
-/// Takes out what was not given, and what is empty without it.
+/// Removes fields that were not given, and objects that become empty.
 fn prune(value: &mut Value) {
     if let Value::Object(fields) = value {
         for field in fields.values_mut() {
@@ -241,7 +241,7 @@ fn set(spec: &mut Value, path: &[String], value: &Value) -> Result<(), Error> {
         }
         let Value::Object(fields) = place else {
             return Err(Error::Usage(format!(
-                "--set {}: there is no field {name} in a value",
+                "--set {}: a plain value has no field {name}",
                 path.join(".")
             )));
         };

@@ -20,11 +20,10 @@ use manifest::Job;
 /// Columns of comments in a manifest.
 const COMMENT: usize = 110;
 
-/// Create a job from flags, or print the manifest that they make
+/// Create a job from flags, or print its manifest
 ///
-/// The manifest is checked by the operator's own rules before it is sent. What is not given keeps the default of the API;
-/// --dry-run=client prints the manifest with every default that applies, and what it means. Fields that have no flag can be
-/// given by --set.
+/// The operator's rules are applied before the job is sent. Other fields keep the API's defaults; --dry-run=client prints
+/// the manifest with every default that applies, and what it means. --set sets fields without a flag.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  kubectl vit run cifar10 --image registry.example.com/vit/vit-trainer:0.1.0 --model vit_tiny_patch16_224 \\\n    --format cifar10 --data pvc:cifar10 --epochs 5 --micro-batch-size 64 --nodes 2 --checkpoints pvc:checkpoints\n  kubectl vit run try --image vit-trainer:dev --model vit_tiny_patch16_224 --format synthetic --synthetic-images 512 \\\n    --classes 10 --epochs 1 --micro-batch-size 16 --checkpoints pvc:checkpoints --dry-run=client > try.yaml"
@@ -32,21 +31,21 @@ const COMMENT: usize = 110;
 pub(crate) struct Arguments {
     #[command(flatten)]
     job: Job,
-    /// Print the manifest, and create nothing: client as it would be sent, with the defaults explained; server as the API
-    /// server would store it
+    /// Print the manifest without creating the job: client explains the defaults; server shows what the API server would
+    /// store
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "client", require_equals = true)]
     dry_run: Option<DryRun>,
-    /// Output format; of a dry run YAML if not given
+    /// Output format; YAML for a dry run by default
     #[arg(short, long, value_enum)]
     output: Option<Format>,
-    /// Follow the job until it is over, as watch does; the exit code tells how it ended
+    /// Follow the job until it is over, as watch does; the exit code reports how it ended
     #[arg(short, long, conflicts_with = "dry_run")]
     watch: bool,
     #[command(flatten)]
     timeout: Timeout,
 }
 
-/// Who makes up the answer of a dry run.
+/// Where a dry run is evaluated.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 enum DryRun {
     /// This program
@@ -57,7 +56,7 @@ enum DryRun {
 
 pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Result<Exit, Error> {
     if arguments.dry_run == Some(DryRun::Client) {
-        // Needs no cluster; where there is one, it says which namespace.
+        // Needs no cluster; if one is configured, it provides the namespace.
         let namespace = match Cluster::connect(connection).await {
             Ok(cluster) => Some(cluster.namespace().to_owned()),
             Err(_) => connection.namespace.clone(),
@@ -97,10 +96,10 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
     Ok(Exit::Done)
 }
 
-/// A job that is made, and what it came from.
+/// A job built from flags.
 #[derive(Debug)]
 struct Made {
-    /// What was given, without defaults.
+    /// The manifest without defaults.
     given: serde_json::Value,
     job: ViTTrainingJob,
     valid: ValidatedJob,
@@ -143,7 +142,7 @@ fn explained(made: &Made) -> Result<String, Error> {
     };
     let mut text = comment(&summary(&made.valid), 0);
     text += &serde_saphyr::to_string(&made.given)?;
-    text += "#\n# Defaults that apply, and what they mean (kubectl explain vtj.spec tells more):\n#\n";
+    text += "#\n# Defaults that apply, and what they mean (details: kubectl explain vtj.spec):\n#\n";
     for default in defaults::of(&made.given) {
         text += &comment(
             &format!("{}: {}  ({})", default.field, default.value, default.meaning),
@@ -153,7 +152,7 @@ fn explained(made: &Made) -> Result<String, Error> {
     Ok(text)
 }
 
-/// What the job comes to: things that follow from several fields.
+/// Facts that follow from several fields.
 fn summary(valid: &ValidatedJob) -> String {
     let config = &valid.run_config;
     let training = &config.training;

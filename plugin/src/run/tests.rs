@@ -63,7 +63,7 @@ fn what_is_wrong_is_refused_by_its_name_before_it_is_sent() {
     assert!(refused("--set training.epochs=many").starts_with("spec.training.epochs: invalid type"));
     assert!(refused("--image-size 100").contains("spec.model.imageSize is 100: must be a multiple"));
     assert!(refused("--nodes 0").contains("spec.workers.nodes is 0"));
-    assert!(refused("--set training.epochs.more=1").contains("there is no field more in a value"));
+    assert!(refused("--set training.epochs.more=1").contains("a plain value has no field more"));
     let words = |line: &str| asked(line).expect_err("refused").to_string();
     assert!(words(&LEAST.replace("pvc:cifar10", "cifar10")).contains("must be pvc:CLAIM"));
     assert!(words(&LEAST.replace("--epochs 5", "")).contains("--epochs"));

@@ -29,20 +29,20 @@ pub(crate) struct Arguments {
     /// Output format; wide names every node of a large gang
     #[arg(short, long, value_enum)]
     output: Option<Format>,
-    /// Tell the job's state by the exit code: 0 succeeded, 4 failed, 5 neither yet
+    /// Report the job's state as the exit code: 0 succeeded, 4 failed, 5 not finished
     #[arg(long)]
     exit_code: bool,
-    /// Show what is in the job's status only, and ask neither for its pods nor their agents and logs
+    /// Show only the job's status, without querying its pods, agents and logs
     #[arg(long)]
     status_only: bool,
 }
 
-/// All that is known of a job.
+/// The job, and data from its pods.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) job: ViTTrainingJob,
     pub(crate) now: Timestamp,
-    /// The pods of the present attempt, by node rank.
+    /// The pods of the current attempt, by node rank.
     pub(crate) members: Found<Vec<Member>>,
     /// Where step time goes.
     pub(crate) step_times: Found<StepTimes>,
@@ -69,7 +69,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     })
 }
 
-/// Gathers what the job's pods report, or why they do not.
+/// Collects data from the job's pods, or the reasons it is missing.
 pub(crate) async fn look(cluster: &Cluster, job: ViTTrainingJob, status_only: bool) -> View {
     let mut view = View {
         job,

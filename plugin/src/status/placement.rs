@@ -1,4 +1,4 @@
-//! Where a job is: nodes, ranks, groups that were refused, and its queue.
+//! A job's nodes, ranks, rejected groups and queue.
 
 use crds::Phase;
 use crds::status::{GpuGroup, MixedGroup, PlacementStatus, ViTTrainingJobStatus};
@@ -9,10 +9,10 @@ use crate::gang::Member;
 use crate::paint::Paint;
 use crate::text::{counted, mebibytes, ranks, wrapped};
 
-/// Nodes that are listed one by one, at most; more are counted.
+/// Maximum number of nodes listed individually; more are counted.
 const NODES: usize = 8;
 
-/// Where the gang is, which ranks are where, and which groups were refused.
+/// The gang's GPUs, nodes and ranks, and rejected groups.
 pub(super) fn placed(
     view: &View,
     status: &ViTTrainingJobStatus,
@@ -121,7 +121,7 @@ fn state(member: &Member, paint: Paint) -> String {
     format!("{words}  {}", paint.dim(&member.pod))
 }
 
-/// The queue, and what it has granted.
+/// The queue and the granted quota.
 pub(super) fn queue(view: &View, status: &ViTTrainingJobStatus, screen: &mut Screen) {
     let Some(queue) = &view.job.spec.scheduling.queue_name else {
         return;

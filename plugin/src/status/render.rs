@@ -16,10 +16,10 @@ use crate::summary::{HIGH_SYNC_SHARE, NOTABLE_SLOWDOWN};
 use crate::text::{age, ago, bar, counted, duration, failed_where, percent, sparkline, wrapped};
 use crate::why::Why;
 
-/// Cells of the progress bar, at most, and columns of what is beside it, mostly.
+/// Maximum cells of the progress bar, and typical columns beside it.
 const BAR: usize = 30;
 const BESIDE_BAR: usize = 50;
-/// Cells of the sparkline, at most.
+/// Maximum cells of the sparkline.
 const SPARKLINE: usize = 60;
 
 /// The screen of a job. `is_wide` lists every node.
@@ -58,7 +58,7 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
     {
         let name = if index == 0 { "idle ranks" } else { "" };
         let node = node_of(view, &status, *rank).unwrap_or("an unknown node");
-        let words = format!("rank {rank} on {node} takes no images: it is too slow to help the others");
+        let words = format!("rank {rank} on {node} gets no images because it would slow every step down");
         screen.raw(name, &paint.warning(words));
     }
     if let Some(placement) = &status.placement {
@@ -80,7 +80,7 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
     if let Some(step) = why.next.first().filter(|_| needs_someone(&status)) {
         screen.line("next", &step.words);
         if let Some(command) = &step.command {
-            // Not wrapped: it is to be copied.
+            // Not wrapped, so that it can be copied.
             screen.raw("", &paint.accent(command));
         }
         if why.next.len() > 1 {
@@ -165,7 +165,7 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     let age = updated.map(|time| view.now.duration_since(time.0));
     if let Some(age) = age.filter(|age| age.as_secs() > 60) {
         let age = duration(age);
-        let words = format!("rank 0 told this {age} ago: it evaluates, saves, or stands still");
+        let words = format!("last report of rank 0 was {age} ago: it evaluates, saves, or is stuck");
         screen.raw("", &paint.warning(words));
     }
     if let Some(loss) = progress.loss {
@@ -197,7 +197,7 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     }
     if let Some(share) = progress.sync_share.filter(|_| is_running) {
         let words = format!(
-            "{} of step time waits for synchronisation, of late",
+            "{} of step time waits for synchronization, recently",
             percent(share)
         );
         let is_high = share > HIGH_SYNC_SHARE;
@@ -209,24 +209,24 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     {
         screen.line(
             "slowdown",
-            &format!("a step takes {slowdown:.2}x as long as without slow ranks, of late"),
+            &format!("a step takes {slowdown:.2}x as long as without slow ranks, recently"),
         );
     }
 }
 
-/// Parts of a job's time that are told, the longest first.
-const TIME_PARTS_TOLD: usize = 4;
+/// Maximum number of lost-time parts shown, the longest first.
+const TIME_PARTS_SHOWN: usize = 4;
 
 fn time(spent: &TimeSpentStatus, screen: &mut Screen) {
     let mut lost = spent.parts()[1..].to_vec();
     let all = spent.total();
-    // A hundredth is not worth a word.
+    // Parts below 1 % are not shown.
     lost.retain(|(_, seconds)| *seconds >= 0.01 * all && *seconds >= 1.0);
     if all < 1.0 {
         return;
     }
     lost.sort_by(|left, right| right.1.total_cmp(&left.1));
-    let parts = lost.iter().take(TIME_PARTS_TOLD);
+    let parts = lost.iter().take(TIME_PARTS_SHOWN);
     let parts =
         parts.map(|(part, seconds)| format!("{part} {}", duration(SignedDuration::from_secs_f64(*seconds))));
     let parts: Vec<String> = parts.collect();
@@ -285,7 +285,7 @@ fn steps(view: &View, split: &Split, screen: &mut Screen) {
         counted(split.ranks as i64, "rank")
     };
     let when = if view.is_recent {
-        "of late"
+        "recently"
     } else {
         "since the attempt began"
     };
@@ -303,7 +303,7 @@ fn failed(view: &View, status: &ViTTrainingJobStatus, failure: &FailureStatus, s
     screen.line("", &failure.message);
 }
 
-/// Says what is not shown, and why. One refusal is behind all of it, mostly, and is said once.
+/// Reports missing parts and why; a reason common to several is shown once.
 fn missing(view: &View, screen: &mut Screen) {
     let mut reasons = vec![];
     let mut add = |what: &str, reason: Option<&str>| {
@@ -313,7 +313,7 @@ fn missing(view: &View, screen: &mut Screen) {
             screen.raw("not shown", &screen.paint.dim(words));
         }
     };
-    add("pods, step times and the course of the loss", view.members.no());
+    add("pods, step times and loss over time", view.members.no());
     add("where step time goes", view.step_times.no());
-    add("the course of the loss", view.losses.no());
+    add("loss over time", view.losses.no());
 }

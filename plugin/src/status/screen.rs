@@ -1,4 +1,4 @@
-//! The screen as it is written: facts, each with its name on the left.
+//! The screen under construction: facts, each with its name on the left.
 
 use crate::paint::Paint;
 use crate::text::wrapped;
@@ -18,7 +18,7 @@ impl Screen {
         self.raw(name, &words);
     }
 
-    /// The same for what is not to be wrapped.
+    /// A line that is not wrapped.
     pub(super) fn raw(&mut self, name: &str, words: &str) {
         let padded = format!("{name:<LEFT$}");
         self.text += &format!("{}{words}\n", self.paint.dim(padded));

@@ -1,4 +1,4 @@
-//! Jobs in every state, as they are shown.
+//! The screens of jobs in every state.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::fixtures::{
     assert_contains, done, job, now, out_of_memory, place, queued, suspended, training, waiting,
 };
 
-/// What two agents report after so many steps of a second.
+/// The metrics of two agents after this many steps of one second.
 pub(crate) fn times(steps: u32) -> StepTimes {
     let mut times = StepTimes::default();
     for rank in 0..2 {
@@ -105,9 +105,9 @@ fn ranks_without_images_are_named_with_their_nodes() {
     let text = plain(job(mixed));
     assert_contains(
         &text,
-        "idle ranks   rank 1 on node2 takes no images: it is too slow to help the others",
+        "idle ranks   rank 1 on node2 gets no images because it would slow every step down",
     );
-    assert_contains(&text, "rank 7 on an unknown node takes no images");
+    assert_contains(&text, "rank 7 on an unknown node gets no images");
     assert!(!plain(job(training())).contains("idle"), "nobody is idle");
 }
 
@@ -154,7 +154,7 @@ fn a_job_that_nobody_has_looked_at() {
 
 #[test]
 fn what_a_user_may_not_see_is_said_once() {
-    let why = "cannot ask the agent of pod digits-2-0: pods \"digits-2-0:9402\" is forbidden: User \"reader\" cannot get \
+    let why = "cannot query the agent of pod digits-2-0: pods \"digits-2-0:9402\" is forbidden: User \"reader\" cannot get \
                resource \"pods/proxy\" in API group \"\" in the namespace \"research\"";
     let view = View {
         step_times: Found::No(why.into()),
@@ -165,7 +165,7 @@ fn what_a_user_may_not_see_is_said_once() {
     assert_eq!(text.matches("not shown").count(), 1, "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        words.contains("where step time goes: cannot ask the agent"),
+        words.contains("where step time goes: cannot query the agent"),
         "{text}"
     );
 }
@@ -192,19 +192,19 @@ fn the_age_of_an_old_record_is_shown() {
     let mut status = training();
     status["progress"]["updatedAt"] = "2026-11-22T11:55:00Z".into();
     let text = plain(job(status));
-    assert_contains(&text, "rank 0 told this 5m ago");
+    assert_contains(&text, "last report of rank 0 was 5m ago");
 }
 
 #[test]
 fn colours_are_used_where_they_are_wanted_only() {
-    let colours = Paint {
-        has_colours: true,
+    let colors = Paint {
+        has_colors: true,
         width: 120,
     };
-    let coloured = shown(&running(), colours);
-    assert!(coloured.contains("\u{1b}["));
+    let colored = shown(&running(), colors);
+    assert!(colored.contains("\u{1b}["));
     assert_eq!(
-        console::strip_ansi_codes(&coloured),
+        console::strip_ansi_codes(&colored),
         shown(&running(), Paint::plain(120))
     );
 }

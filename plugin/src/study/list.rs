@@ -1,4 +1,4 @@
-//! `kubectl vit study list`: the studies of a namespace or of all, a line each.
+//! `kubectl vit study list`: the studies of one namespace or of all, one line each.
 
 use crds::ViTScalingStudy;
 use jiff::Timestamp;
@@ -15,7 +15,7 @@ use crate::text::{age, or_dash, table};
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "ls", after_help = "Example: kubectl vit study list -A")]
 pub(crate) struct Arguments {
-    /// Studies of all namespaces, whatever --namespace says
+    /// Studies of all namespaces; --namespace is ignored
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     /// Only studies with these labels

@@ -1,4 +1,4 @@
-//! `kubectl vit study`: what scaling studies have measured so far, the report on it, and how to stop and resume them.
+//! `kubectl vit study`: shows, reports on, suspends and resumes scaling studies.
 
 mod list;
 mod render;
@@ -22,7 +22,7 @@ use crate::wait::Timeout;
 use crate::watch;
 use render::render;
 
-/// See what scaling studies have measured, suspend and resume them
+/// List, watch, suspend and resume scaling studies, and report on them
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     List(list::Arguments),
-    /// Show one study on one screen: its runs, what they wait for, and each point's medians so far
+    /// Show one study on one screen: its runs, why they wait, and each point's medians so far
     #[command(after_help = "Example: kubectl vit study status digits")]
     Status {
         /// The study
@@ -41,13 +41,13 @@ enum Command {
         /// Output format
         #[arg(short, long, value_enum)]
         output: Option<Format>,
-        /// Tell the study's state by the exit code: 0 succeeded, 4 failed, 5 neither yet
+        /// Report the study's state as the exit code: 0 succeeded, 4 failed, 5 not finished
         #[arg(long)]
         exit_code: bool,
     },
     /// Follow a study until it is over
     ///
-    /// On a terminal, the screen of study status is kept current; elsewhere, each change is a line. The exit code reports
+    /// A terminal shows the screen of study status, kept current; otherwise, each change is a line. The exit code reports
     /// how the study ended.
     #[command(after_help = "Example: kubectl vit study watch digits && kubectl vit study report digits")]
     Watch {
@@ -57,7 +57,7 @@ enum Command {
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Write the report on what has been measured so far: report.html, report.md, report.csv, report.json
+    /// Write a report on the measurements so far: report.html, report.md, report.csv, report.json
     #[command(after_help = "Example: kubectl vit study report digits --to digits-report")]
     Report {
         /// The study
@@ -67,7 +67,7 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         to: Option<PathBuf>,
     },
-    /// Stop studies and their current runs; what was measured is kept
+    /// Stop studies and their current runs; measurements are kept
     #[command(
         after_help = "Examples:\n  kubectl vit study suspend digits --wait\n  kubectl vit study suspend --all"
     )]

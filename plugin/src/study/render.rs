@@ -11,10 +11,10 @@ use crate::kind::Kind as _;
 use crate::paint::Paint;
 use crate::text::{age, counted, duration, or_dash, percent, table, wrapped};
 
-/// Columns that lines about the study are moved in by.
+/// Indentation of lines about the study.
 const INDENT: usize = 2;
 
-/// What is known of a study.
+/// The screen of a study.
 pub(super) fn render(study: &ViTScalingStudy, place: &Place, now: Timestamp, paint: Paint) -> String {
     let status = study.status.clone().unwrap_or_default();
     let mut text = head(study, &status, now, paint);
@@ -123,7 +123,7 @@ fn rows(points: &[&PointStatus], study: &ViTScalingStudy, paint: Paint) -> Strin
     text
 }
 
-/// What tells a point from the others of its sweep.
+/// The values that distinguish a point from others of its sweep.
 fn name(point: &PointStatus) -> String {
     let mut name = format!(
         "{}, micro-batch {}",

@@ -19,7 +19,7 @@ fn a_study_under_way_shows_its_points_and_what_it_waits_for() {
         "phase": "Pending",
         "runs": {"total": 48, "measured": 3, "failed": 1, "summary": "3/48"},
         "conditions": [
-            condition("Running", "False", "strong-r4-b16 #1: job digits-0a1b2c3d-1: no group of like GPUs fits"),
+            condition("Running", "False", "strong-r4-b16 #1: job digits-0a1b2c3d-1: no group of identical GPUs fits"),
             condition("Failed", "False", "the manifest was changed"),
         ],
         "nodes": [{"key": "a", "nodes": ["node1", "node0"]}, {"key": "b", "nodes": ["node0"]}],

@@ -55,7 +55,7 @@ impl<K: Kind> Selection<K> {
     }
 }
 
-/// The value of `spec.suspend` that is wanted.
+/// The wanted value of `spec.suspend`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Action {
     Suspend,
@@ -121,7 +121,7 @@ async fn change<K: Kind>(
     Ok(outcomes.exit())
 }
 
-/// Sets `spec.suspend` of one object, and says what follows.
+/// Sets `spec.suspend` of one object; returns a message about it.
 async fn set<K: Kind>(cluster: &Cluster, name: &Name<K>, action: Action) -> Result<String, Error> {
     let object = cluster.get(name).await?;
     if object.suspend() == action.is_suspend() {
@@ -158,11 +158,11 @@ fn unchanged<K: Kind>(object: &K, name: &Name<K>, action: Action) -> String {
     }
 }
 
-/// The result of waiting; `None` while the wait goes on.
+/// The result of the wait; `None` while it continues.
 fn outcome<K: Kind>(name: &Name<K>, action: Action, object: Option<&K>) -> Option<Result<String, Error>> {
     let Some(object) = object.filter(|object| !object.is_over()) else {
         let end = end(name, object)?;
-        return Some(end.map(|()| format!("{name} had finished before")));
+        return Some(end.map(|()| format!("{name} had already finished")));
     };
     if !object.is_observed() {
         return None;

@@ -27,7 +27,7 @@ fn suspending_ends_with_the_step_that_was_saved() {
         shown("Suspended").as_deref(),
         Some("digits is suspended, saved at step 450 in /checkpoints/digits/step-450")
     );
-    assert_eq!(shown("Succeeded").as_deref(), Some("digits had finished before"));
+    assert_eq!(shown("Succeeded").as_deref(), Some("digits had already finished"));
 }
 
 #[test]

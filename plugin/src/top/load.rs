@@ -1,4 +1,4 @@
-//! What a rank does and uses, from what its agent reports.
+//! The resource usage of ranks, from their agents' metrics.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::exposition::{label, sample};
 use crate::gang::Member;
 use crate::step_times::StepTimes;
 
-/// A rank. What it does not report is absent.
+/// A rank; values it does not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RankLoad {
@@ -37,15 +37,15 @@ pub(super) struct RankLoad {
     pub(super) temperature_celsius: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) power_watts: Option<f64>,
-    /// What holds its clocks down.
+    /// Why its clocks are throttled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) throttled_by: Vec<String>,
-    /// How many times as long as the others it computes, if the job names it as slow.
+    /// Compute time relative to the other ranks, if the job's status lists it as a straggler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) slowdown: Option<f64>,
 }
 
-/// The ranks of these pods, with what their agents report.
+/// The ranks of these pods, with their agents' metrics.
 pub(super) fn loads(job: &ViTTrainingJob, members: &[Member], expositions: &[String]) -> Vec<RankLoad> {
     let status = job.status.as_ref();
     let gpus = job.spec.workers.gpus_per_node.max(1);

@@ -1,4 +1,4 @@
-//! `kubectl vit top`: what jobs with running pods use, a line a job, or a line a rank of one job.
+//! `kubectl vit top`: resource usage, one line per job with running pods, or per rank of one job.
 
 mod load;
 mod render;
@@ -20,19 +20,18 @@ use crate::output::{self, Format, report};
 use crate::paint::Paint;
 use load::{RankLoad, loads};
 
-/// Show what jobs use: nodes, GPUs, images/s, share of synchronisation, GPU load and memory
+/// Show the resource usage of jobs: nodes, GPUs, images/s, sync share, GPU load and memory
 ///
-/// Of a job, a line for each rank: images/s, step time and share of synchronisation since the attempt began, GPU readings
-/// of the last second. Of all jobs, a line for each job with running pods, most GPUs first: images/s and share of
-/// synchronisation as in list, the mean GPU load, and the memory of the GPU that uses most. GPU readings are those of up
-/// to 64 pods.
+/// For one job, each rank has a line: images/s, step time and sync share since the attempt began, GPU readings of the last
+/// second. For all jobs, each job with running pods has a line, most GPUs first: images/s and sync share as in list, the
+/// mean GPU load, and the highest GPU memory use. GPU readings cover up to 64 pods.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  kubectl vit top -A\n  kubectl vit top digits")]
 pub(crate) struct Arguments {
     /// The job; without it, all jobs with running pods
     #[arg(value_name = "JOB", add = crate::completion::jobs())]
     job: Option<JobName>,
-    /// Jobs of all namespaces, whatever --namespace says
+    /// Jobs of all namespaces; --namespace is ignored
     #[arg(short = 'A', long, conflicts_with = "job")]
     all_namespaces: bool,
     /// Only jobs with these labels
@@ -43,7 +42,7 @@ pub(crate) struct Arguments {
     output: Option<Format>,
 }
 
-/// What a job uses.
+/// The resource usage of a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct JobLoad {
@@ -59,7 +58,7 @@ struct JobLoad {
     /// Mean over the ranks that report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu_load: Option<f64>,
-    /// The most of a rank.
+    /// Maximum over the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu_memory_bytes: Option<f64>,
 }
@@ -67,7 +66,7 @@ struct JobLoad {
 impl JobLoad {
     fn new(job: &ViTTrainingJob, running: &[Member], ranks: &[RankLoad]) -> Self {
         let progress = job.status.as_ref().and_then(|status| status.progress.as_ref());
-        // Else it is that of an earlier attempt.
+        // In other phases, it is from an earlier attempt.
         let progress = progress.filter(|_| job.phase() == Some(Phase::Running));
         let loads: Vec<f64> = ranks.iter().filter_map(|rank| rank.gpu_load).collect();
         let nodes = running.len() as i64;
@@ -91,7 +90,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     let format = arguments.output.filter(|format| format.is_object());
     let paint = Paint::of_stdout();
     if let Some(name) = &arguments.job {
-        let ranks = of_job(cluster, name).await?;
+        let ranks = job_load(cluster, name).await?;
         match format {
             Some(format) => output::object(&ranks, &[name.qualified()], format)?,
             None => output::print(&render::ranks(&ranks, paint))?,
@@ -99,7 +98,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         return Ok(Exit::Done);
     }
     let all = arguments.all_namespaces;
-    let jobs = of_jobs(cluster, all, arguments.selector.as_deref()).await?;
+    let jobs = jobs_load(cluster, all, arguments.selector.as_deref()).await?;
     let name = |job: &JobLoad| format!("{}/{}", ViTTrainingJob::prefix(), job.name);
     match format {
         Some(format) => output::object(&jobs, &jobs.iter().map(name).collect::<Vec<_>>(), format)?,
@@ -109,8 +108,8 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// The ranks of a job, of which some run.
-async fn of_job(cluster: &Cluster, name: &JobName) -> Result<Vec<RankLoad>, Error> {
+/// The ranks of a job's running pods; an error if none runs.
+async fn job_load(cluster: &Cluster, name: &JobName) -> Result<Vec<RankLoad>, Error> {
     let job = cluster.get(name).await?;
     let running = running(crate::gang::members(cluster, &job).await?);
     if running.is_empty() {
@@ -121,20 +120,23 @@ async fn of_job(cluster: &Cluster, name: &JobName) -> Result<Vec<RankLoad>, Erro
         )));
     }
     if running.len() > AGENTS_ASKED {
-        report(&format!("the first {AGENTS_ASKED} of {} pods:", running.len()));
+        report(&format!(
+            "readings of the first {AGENTS_ASKED} of {} pods:",
+            running.len()
+        ));
     }
     match expositions(cluster, &running, AGENTS_ASKED).await {
         Found::Yes(texts) => Ok(loads(&job, &running, &texts)),
         Found::None => Ok(loads(&job, &running, &[])),
         Found::No(reason) => {
-            report(&format!("not shown, what ranks report: {reason}"));
+            report(&format!("reports of ranks not shown: {reason}"));
             Ok(loads(&job, &running, &[]))
         }
     }
 }
 
 /// The jobs with running pods, most GPUs first.
-async fn of_jobs(cluster: &Cluster, all: bool, selector: Option<&str>) -> Result<Vec<JobLoad>, Error> {
+async fn jobs_load(cluster: &Cluster, all: bool, selector: Option<&str>) -> Result<Vec<JobLoad>, Error> {
     let jobs: Vec<ViTTrainingJob> = cluster.list_readable(all, selector).await?;
     let api: Api<Pod> = if all {
         Api::all(cluster.client().clone())
@@ -171,7 +173,7 @@ async fn of_jobs(cluster: &Cluster, all: bool, selector: Option<&str>) -> Result
         .collect()
         .await;
     if let Some(reason) = asked.iter_mut().find_map(|(_, reason)| reason.take()) {
-        report(&format!("not shown, what some ranks report: {reason}"));
+        report(&format!("reports of some ranks not shown: {reason}"));
     }
     let mut jobs: Vec<JobLoad> = asked.into_iter().map(|(job, _)| job).collect();
     jobs.sort_by(|one, other| {

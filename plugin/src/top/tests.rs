@@ -4,7 +4,7 @@ use super::*;
 use crate::fixtures::{job, training};
 use crate::mock::{Answer, server};
 
-/// What an agent serves of a rank after 10 steps of 0.5 s.
+/// An agent's metrics of a rank after 10 steps of 0.5 s.
 fn exposition(rank: u32, is_gpu: bool) -> String {
     let mut text = String::new();
     for (phase, seconds) in [
@@ -82,16 +82,16 @@ fn cluster(is_gpu: bool) -> Cluster {
 
 #[tokio::test]
 async fn jobs_with_running_pods_are_sorted_by_gpus() {
-    let jobs = of_jobs(&cluster(true), false, None).await.expect("are there");
+    let jobs = jobs_load(&cluster(true), false, None).await.expect("are there");
     insta::assert_snapshot!(render::jobs(&jobs, false, Paint::plain(120)));
 }
 
 #[tokio::test]
 async fn a_job_has_a_line_for_each_rank() {
     let name = "digits".parse().expect("a name");
-    let ranks = of_job(&cluster(true), &name).await.expect("run");
+    let ranks = job_load(&cluster(true), &name).await.expect("run");
     insta::assert_snapshot!(render::ranks(&ranks, Paint::plain(120)));
-    let on_cpus = of_job(&cluster(false), &name).await.expect("run");
+    let on_cpus = job_load(&cluster(false), &name).await.expect("run");
     let object = serde_json::to_value(&on_cpus[0]).expect("JSON");
     assert_eq!(
         object,
@@ -103,7 +103,7 @@ async fn a_job_has_a_line_for_each_rank() {
 #[tokio::test]
 async fn a_job_without_running_pods_is_an_error() {
     let name = "waiting".parse().expect("a name");
-    let error = of_job(&cluster(true), &name).await.expect_err("none run");
+    let error = job_load(&cluster(true), &name).await.expect_err("none run");
     assert_eq!(error.exit(), Exit::NotFound);
     assert_eq!(
         error.to_string(),

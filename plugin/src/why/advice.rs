@@ -1,4 +1,4 @@
-//! What each reason, failure class and refusal means, and what to do about it: docs/operations.md in short.
+//! The meaning of each reason, failure class and refusal, and the remedy: docs/operations.md in short.
 
 use contract::{FailureClass, Memory};
 use crds::conditions::reasons;
@@ -6,7 +6,7 @@ use planner::policy::node_fit::Refusal;
 
 use Advice::{Kubectl, KubectlCluster, Vit, Words};
 
-/// What to do next: in words, mostly with a command, in which `JOB`, `NODE`, `POD` and `CLASS` stand for names.
+/// A next step, mostly with a command; `JOB`, `NODE`, `POD` and `CLASS` are placeholders for names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Advice {
     Words(&'static str),
@@ -14,7 +14,7 @@ pub(crate) enum Advice {
     Vit(&'static str, &'static str),
     /// With a command of kubectl in the job's namespace.
     Kubectl(&'static str, &'static str),
-    /// With a command of kubectl about what is in no namespace.
+    /// With a command of kubectl for cluster-scoped objects.
     KubectlCluster(&'static str, &'static str),
 }
 
@@ -26,20 +26,22 @@ impl Advice {
     }
 }
 
-/// What a reason of a condition or an Event means, with what to do about it; `None` for a word that no version had when
-/// this was written.
+/// The meaning of a condition's or Event's reason, with next steps; `None` for an unknown reason.
 pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
     let follow = || vec![Vit("follow it", "watch JOB")];
     Some(match reason {
-        reasons::GANG_FITS => ("A set of like GPUs that fits the whole gang is chosen.", follow()),
+        reasons::GANG_FITS => (
+            "A group of identical GPUs that fits the whole gang is chosen.",
+            follow(),
+        ),
         reasons::MIXED_GPUS => (
             "Its GPUs are of several kinds, as placement.homogeneity allows: every step waits for the slowest, unless training.balance is Weighted.",
             vec![Vit("see what each kind waits for", "status JOB")],
         ),
         reasons::NO_FITTING_GROUP => (
-            "It waits for GPUs: no group of like GPUs fits the whole gang now.",
+            "It waits for GPUs: no group of identical GPUs fits the whole gang now.",
             vec![Vit(
-                "see every node with the reason for which this job cannot have it",
+                "list every node with the reason that this job cannot use it",
                 "nodes --job JOB",
             )],
         ),
@@ -47,27 +49,24 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             "It waits for a PriorityClass that does not exist; its pods would be refused.",
             vec![
                 KubectlCluster(
-                    "create the PriorityClass, and the job starts by itself",
+                    "create the PriorityClass; the job then starts",
                     "create priorityclass CLASS --value=1000",
                 ),
                 Words("or delete the job and create it with a class that exists"),
             ],
         ),
         reasons::IN_QUEUE => (
-            "It waits for quota in its queue of Kueue.",
+            "It waits for quota in its Kueue queue.",
             vec![Kubectl(
-                "see what Kueue says of its Workload",
+                "see its Workload's conditions",
                 "describe workloads.kueue.x-k8s.io JOB",
             )],
         ),
-        reasons::ADMITTED => (
-            "Kueue has granted it quota; GPUs within that quota are being looked for.",
-            follow(),
-        ),
+        reasons::ADMITTED => ("Kueue granted quota; placement within it is next.", follow()),
         reasons::RELEASED => ("It is over and holds no GPUs.", vec![]),
         reasons::ALL_PODS_READY => ("It trains: every pod of the gang is ready.", follow()),
         reasons::PODS_STARTING => (
-            "It has GPUs; its pods are being scheduled and started. After scheduling.startTimeoutSeconds they are given up.",
+            "It has GPUs; its pods are being scheduled and started. The attempt fails after scheduling.startTimeoutSeconds.",
             vec![
                 Kubectl(
                     "see what a pod waits for: its image, its volumes, its node",
@@ -77,11 +76,11 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             ],
         ),
         reasons::RESTARTING => (
-            "An attempt failed; the gang is being replaced as one, and continues from its last checkpoint.",
+            "An attempt failed; the whole gang is replaced and continues from its last checkpoint.",
             follow(),
         ),
         reasons::RESIZING => (
-            "The gang is being replaced by one of another size: it was scaled, its bounds were changed, or it grows.",
+            "The gang is replaced by one of another size: it was scaled, its bounds were changed, or it grows.",
             follow(),
         ),
         reasons::NODE_UNFIT => (
@@ -90,61 +89,55 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             follow(),
         ),
         reasons::EVICTED => (
-            "Kueue takes its quota back: its pods save a checkpoint and stop, then it waits in its queue again.",
-            vec![Kubectl("see for whom", "describe workloads.kueue.x-k8s.io JOB")],
+            "Kueue reclaims its quota: its pods save a checkpoint and stop, then it waits in its queue again.",
+            vec![Kubectl(
+                "see which Workload preempts it",
+                "describe workloads.kueue.x-k8s.io JOB",
+            )],
         ),
         reasons::NO_PODS => ("It has no pods.", vec![]),
         // Of Placed, too.
         reasons::SUSPENDED => (
             "It is suspended: it holds no GPUs, and its state is in its last checkpoint.",
-            vec![Vit("let it go on from there", "resume JOB")],
+            vec![Vit("resume it from there", "resume JOB")],
         ),
-        reasons::SUSPENDING => (
-            "It was told to suspend: its pods save a checkpoint and stop.",
-            follow(),
-        ),
+        reasons::SUSPENDING => ("It is suspending: its pods save a checkpoint and stop.", follow()),
         reasons::RESUMED => ("It is no longer suspended, or no longer refused.", follow()),
-        reasons::MEASURED => (
-            "It is done, and status.measurement tells what its steps took.",
-            vec![],
-        ),
-        reasons::NOT_MEASURED => (
-            "It is done, but it has measured nothing; the message says why.",
-            vec![],
-        ),
+        reasons::MEASURED => ("It is done; status.measurement has its step times.", vec![]),
+        reasons::NOT_MEASURED => ("It is done, but measured nothing; the message says why.", vec![]),
         reasons::MEASUREMENT_LOST => (
-            "It is done, but the pod that measured was gone before it was read. A study tries again, as often as measure.retries says.",
+            "It is done, but the pod with the result was gone before it was read. A study retries measure.retries times.",
             vec![],
         ),
         reasons::ALL_EPOCHS_DONE => ("It is done: every epoch was trained.", vec![]),
         reasons::INVALID_SPEC => (
-            "Its manifest cannot be run. The message names field, value and what would be right.",
+            "Its manifest is invalid. The message names field, value and valid values.",
             vec![
-                Words("delete it, and create it again with what would be right"),
+                Words("delete it, and create it again with valid values"),
                 Kubectl(
-                    "where that is workers.nodes or elastic, edit it: it gets a second chance",
+                    "if the field is workers.nodes or elastic, edit it instead: the operator checks it again",
                     "edit vtj JOB",
                 ),
             ],
         ),
         reasons::NOT_RETRYABLE => (
-            "It failed in a way that the same again would repeat, so it is not tried again.",
+            "It failed in a way that a retry would repeat, so it is not tried again.",
             vec![],
         ),
         reasons::RESTARTS_EXHAUSTED => (
             "It failed, and failurePolicy.maxRestarts is used up without a new checkpoint in between.",
             vec![
                 Vit(
-                    "read the log of the rank that failed, if its pod is still there",
+                    "read the log of the rank that failed, if its pod still exists",
                     "logs JOB",
                 ),
                 Words(
-                    "once the cause is gone, create the job again under its name: it continues from its last checkpoint",
+                    "once the cause is fixed, create the job again under its name: it continues from its last checkpoint",
                 ),
             ],
         ),
         reasons::DEADLINE_EXCEEDED => (
-            "It has had GPUs for spec.activeDeadlineSeconds, and was stopped.",
+            "It held GPUs for spec.activeDeadlineSeconds and was stopped.",
             vec![Words(
                 "create it again under its name, with a longer deadline or none: it continues from its last checkpoint",
             )],
@@ -154,7 +147,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             vec![Vit("see which rank, and why", "status JOB")],
         ),
         reasons::RECONCILE_FAILED => (
-            "A call of the operator to the API server failed, and is tried again after 1 to 60 seconds; or it cannot read the job.",
+            "An API call of the operator failed and is retried after 1 to 60 seconds, or the operator cannot read the job.",
             vec![Words(
                 "the message names verb, object and answer: look for a quota, a missing PriorityClass, or a policy that \
                  refuses its pods",
@@ -163,7 +156,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::STRAGGLER_FOUND => (
             "A rank stays slower than the others, which wait for it in every step.",
             vec![KubectlCluster(
-                "look on its node for other load, a throttled or ailing GPU, slow data",
+                "check its node for other load, a throttled GPU or slow storage",
                 "describe node NODE",
             )],
         ),
@@ -173,29 +166,29 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
     })
 }
 
-/// What a failure of another trainer means: only its author knows.
+/// The meaning of an external trainer's failure, for classes that only its author can fix.
 pub(crate) fn of_script(class: FailureClass) -> Option<(&'static str, Vec<Advice>)> {
-    let log = Vit("read its log, if the pod is still there", "logs JOB");
+    let log = Vit("read its log, if the pod still exists", "logs JOB");
     match class {
         FailureClass::Crashed => Some(("The trainer that external names failed.", vec![log])),
         FailureClass::OutOfMemory => Some((
-            "The trainer that external names ran out of memory; the same again would, too.",
+            "The trainer that external names ran out of memory, and would again.",
             vec![
                 log,
-                Words("have it take less, or create the job again with more memory in workers.resources"),
+                Words("make it use less, or create the job again with more memory in workers.resources"),
             ],
         )),
         _ => None,
     }
 }
 
-/// What a class of failures means, with what to do about it; `memory` is what ran out, where that is known.
+/// The meaning of a failure class, with next steps; `memory` is the kind that ran out, if known.
 pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static str, Vec<Advice>) {
     let node = KubectlCluster("look at the node", "describe node NODE");
-    let log = Vit("read the log, if the pod is still there", "logs JOB");
+    let log = Vit("read the log, if the pod still exists", "logs JOB");
     match class {
         FailureClass::BadConfig => (
-            "The run configuration is wrong, or the container cannot be made.",
+            "The run configuration is wrong, or the container cannot be created.",
             vec![Words("correct what the message names, and create the job again")],
         ),
         FailureClass::BadData => (
@@ -210,19 +203,21 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
             "A GPU is missing or faulty. The next attempt goes elsewhere if it fits there.",
             vec![
                 Words("look for Xid in the kernel log of the node"),
-                KubectlCluster("keep others away from it meanwhile", "cordon NODE"),
+                KubectlCluster("keep other pods off it meanwhile", "cordon NODE"),
             ],
         ),
         FailureClass::OutOfMemory => (
             match memory {
-                Some(Memory::Gpu) => "A rank ran out of the memory of its GPU; the same plan would again.",
-                Some(Memory::Host) => "A rank ran out of the memory of its pod; the same plan would again.",
-                None => "A rank ran out of memory; the same plan would again.",
+                Some(Memory::Gpu) => "A rank ran out of GPU memory, and would again with the same plan.",
+                Some(Memory::Host) => {
+                    "A rank ran out of its pod's memory, and would again with the same plan."
+                }
+                None => "A rank ran out of memory, and would again with the same plan.",
             },
             vec![Words(match memory {
                 Some(Memory::Host) => {
                     "create the job again with more memory in workers.resources; with workers.device cpu a smaller \
-                     training.microBatchSize helps, too"
+                     training.microBatchSize also helps"
                 }
                 Some(Memory::Gpu) => {
                     "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the \
@@ -235,9 +230,9 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
             })],
         ),
         FailureClass::Diverged => (
-            "The loss or the norm of the gradients was not finite; the same steps would give the same again.",
+            "The loss or the norm of the gradients was not finite; the same steps would give the same result.",
             vec![Words(
-                "create the job again with a lower learning rate, with training.clipGradNorm, or with bf16 in place of fp16",
+                "create the job again with a lower learning rate, with training.clipGradNorm, or with bf16 instead of fp16",
             )],
         ),
         FailureClass::Storage => (
@@ -245,7 +240,7 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
             vec![Kubectl("look at the claim", "describe pvc"), log],
         ),
         FailureClass::Killed => (
-            "A signal ended a rank. Where that was the kernel for want of memory, the kubelet may not have said so.",
+            "A signal ended a rank. If the kernel was out of memory, the kubelet may not have reported it.",
             vec![node],
         ),
         FailureClass::Crashed => (
@@ -259,16 +254,16 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
         FailureClass::StartFailed => (
             "A pod could not be started in time: its image, its volumes, or its node.",
             vec![Kubectl(
-                "see what is in its way",
+                "see its Events",
                 "get events --field-selector involvedObject.name=POD",
             )],
         ),
         FailureClass::Stalled => (
-            "No rank finished a step any more, though none had ended.",
+            "No rank finished another step, though none had exited.",
             vec![
                 Words(
-                    "look at storage mounts and kernel log of the node that the message names; raise \
-                     failurePolicy.stallTimeoutSeconds where steps are that uneven",
+                    "check storage mounts and kernel log of the node in the message; raise \
+                     failurePolicy.stallTimeoutSeconds if step times vary that much",
                 ),
                 node,
             ],
@@ -276,38 +271,38 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
     }
 }
 
-/// What to do where nodes are refused for a reason; `None` where that is as the job wants it.
+/// The remedy for a node's refusal; `None` if the job intends it.
 pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
     Some(match refusal {
         Refusal::InUse => Vit("wait, or see who holds them", "nodes"),
-        Refusal::TooFewGpus => Words("ask for fewer GPUs a node (workers.gpusPerNode), on more nodes"),
+        Refusal::TooFewGpus => Words("request fewer GPUs per node (workers.gpusPerNode), on more nodes"),
         Refusal::NoCpu | Refusal::NoMemory | Refusal::NoStorage | Refusal::NoPodSlot => {
-            Words("lower workers.resources, or free some on those nodes")
+            Words("lower workers.resources, or free capacity on those nodes")
         }
         Refusal::HostPortsInUse => Words(
-            "wait: a node takes one pod on its network; or leave out workers.hostNetwork, where pods get RDMA devices from a device plugin",
+            "wait: a node accepts one pod on its network; or omit workers.hostNetwork if a device plugin provides RDMA devices",
         ),
         Refusal::NoOtherResource => Words(
-            "see what workers.resources asks for beside cpu and memory: network devices and huge pages are missing or in use there",
+            "lower workers.resources: other resources than cpu and memory, such as network devices or huge pages, are missing or in use",
         ),
         Refusal::NotReady => KubectlCluster("see why the node is not ready", "describe node NODE"),
-        Refusal::Cordoned => KubectlCluster("uncordon it, when its maintenance is over", "uncordon NODE"),
+        Refusal::Cordoned => KubectlCluster("uncordon it when its maintenance is over", "uncordon NODE"),
         Refusal::Tainted => {
             Words("add workers.tolerations for the taint, or wait for the end of maintenance")
         }
-        Refusal::Unhealthy => Words(
-            "fewer GPUs are allocatable than there are: the log of the device plugin on that node says why",
-        ),
-        Refusal::Shared => Words("set placement.gpu.allowShared, if a share of a GPU will do"),
+        Refusal::Unhealthy => {
+            Words("fewer GPUs are allocatable than present: read the device plugin's log on that node")
+        }
+        Refusal::Shared => Words("set placement.gpu.allowShared, if a share of a GPU is acceptable"),
         Refusal::Mixed => Words(
-            "the labelled count and the capacity differ: correct the labels, or do not mix models in one node",
+            "the labeled count and the capacity differ: fix the labels, or do not mix models in one node",
         ),
         Refusal::NoProductLabel => Words(
-            "run GPU feature discovery (NVIDIA) or the node labeller (AMD), label the node, or set \
+            "run GPU feature discovery (NVIDIA) or the node labeler (AMD), label the node, or set \
              placement.homogeneity: \"Off\"",
         ),
         Refusal::MemoryUnknown => {
-            Words("run GPU feature discovery, or do not ask for memory in placement.gpu")
+            Words("run GPU feature discovery, or drop the memory request in placement.gpu")
         }
         Refusal::Reserved => {
             Words("wait: it is reserved for a job that waits longer or has a higher priority")
@@ -317,7 +312,7 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         | Refusal::OtherProduct
         | Refusal::TooLittleGpuMemory
         | Refusal::NotNamed
-        | Refusal::Excluded => Words("the job's own manifest leaves these nodes out"),
+        | Refusal::Excluded => Words("the job's manifest excludes these nodes"),
         Refusal::FailedBefore | Refusal::WasSlow | Refusal::OtherGpus => return None,
     })
 }
@@ -377,7 +372,7 @@ mod tests {
 
     #[test]
     fn fields_that_are_named_are_those_of_the_manual() {
-        // Of what is proposed here, what the page for operators does not know would be a contradiction.
+        // docs/operations.md must name the same fields.
         let all_words: Vec<&str> = Refusal::ALL
             .into_iter()
             .filter_map(of_refusal)

@@ -16,12 +16,12 @@ use crate::cluster::Place;
 use crate::summary::{HIGH_SYNC_SHARE, main_condition};
 use crate::text::{self, age, ago, counted};
 
-/// A job that has not been looked at for that long is one that no operator looks at.
+/// A job not processed within this time is reported as one that no operator watches.
 const UNSEEN_SECONDS: i64 = 10;
-/// Reasons of refused groups for which advice is given, at most.
+/// Maximum number of refusal reasons with advice.
 const REFUSALS_ADVISED: usize = 6;
 
-/// Names that stand in for those of advice.
+/// The values of advice's placeholders.
 struct Names<'a> {
     place: &'a Place,
     job: String,
@@ -95,18 +95,18 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
     why
 }
 
-/// What keeps the operator from doing what is to be done, unless the message says it already.
+/// Adds the operator's last error, unless the message has it already.
 fn add_reconcile_error(status: &ViTTrainingJobStatus, why: &mut Why) {
     if let Some(condition) = status.condition(types::RECONCILED)
         && condition.status == "False"
         && why.message.as_ref() != Some(&condition.message)
     {
-        let words = "the operator cannot do all that is to be done, and tries again";
+        let words = "the operator cannot complete all its work and retries";
         why.findings.push(format!("{words}: {}", condition.message));
     }
 }
 
-/// Whether no operator has acted on the job as it is now, which `why` then says.
+/// Whether no operator has processed the job; if so, explains that in `why`.
 fn is_unobserved(
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
@@ -124,9 +124,9 @@ fn is_unobserved(
     }
     if !job.is_for_vit_operator() {
         let other = job.spec.managed_by.clone().unwrap_or_default();
-        why.meaning = format!("It is managed by {other}, and vit-operator leaves it alone.");
+        why.meaning = format!("It is managed by {other}; vit-operator ignores it.");
         let words =
-            format!("ask that controller; a job of this operator has managedBy: {CONTROLLER}, or none");
+            format!("check that controller; jobs of this operator have managedBy: {CONTROLLER}, or none");
         why.next.push(Step { words, command: None });
         return true;
     }
@@ -137,26 +137,25 @@ fn is_unobserved(
     let created = job.creation_timestamp().map_or(now, |time| time.0);
     let is_new = now.duration_since(created).as_secs() < UNSEEN_SECONDS;
     if seen.is_none() && is_new {
-        why.meaning = "It was just created; the operator has not looked at it yet.".into();
+        why.meaning = "It was just created; the operator has not processed it yet.".into();
         return true;
     }
     if seen.is_none() {
-        let meaning =
-            "No operator has looked at it: none runs, none leads, or it does not look at this namespace.";
+        let meaning = "No operator has processed it: none runs, none leads, or none watches this namespace.";
         why.meaning = meaning.into();
         why.next.push(names.step(Advice::KubectlCluster(
-            "see whether the operator runs, and what it says",
+            "check that the operator runs, and read its log",
             "logs -l app.kubernetes.io/name=vit-operator -A --tail=20",
         )));
         return true;
     }
     let words =
-        "its spec was changed, and the operator has not looked at the change yet: the rest is of before";
+        "its spec was changed, and the operator has not processed it yet: the rest describes the old spec";
     why.findings.push(words.into());
     false
 }
 
-/// What a condition says.
+/// Explains a condition.
 fn explain_condition(condition: &Condition, names: &Names<'_>, now: Timestamp, why: &mut Why) {
     why.reason = Some(condition.reason.clone());
     why.since = Some(age(condition.last_transition_time.0, now));
@@ -167,7 +166,7 @@ fn explain_condition(condition: &Condition, names: &Names<'_>, now: Timestamp, w
         }
         None => {
             why.meaning = format!(
-                "The operator says {}; this plugin is older than that.",
+                "The operator reports {}, a reason that is newer than this plugin.",
                 condition.reason
             );
         }
@@ -185,7 +184,7 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     };
     why.refused.clone_from(&placement.rejected);
     if !why.refused.is_empty() {
-        // The message has the same again, group by group; what it adds is the place in the queue.
+        // The message repeats the groups; it only adds the position in the queue.
         why.message = why.message.take().and_then(|message| beside_groups(&message));
     }
     let refusals = Refusal::ALL
@@ -218,8 +217,7 @@ fn is_among(refusal: Refusal, rejected: &[RejectedGroup]) -> bool {
     rejected.iter().any(|group| group.reason.contains(&words))
 }
 
-/// Of the message of a job that waits, what it needs and what comes after the groups; the groups themselves are in
-/// `status.placement.rejected`.
+/// A waiting job's message without the groups, which `status.placement.rejected` has.
 pub(super) fn beside_groups(message: &str) -> Option<String> {
     let (needs, rest) = message.split_once(": ")?;
     let reserved = rest.find(" nodes are reserved for it");
@@ -235,7 +233,7 @@ pub(super) fn beside_groups(message: &str) -> Option<String> {
     Some(format!("{needs}{after}"))
 }
 
-/// The first node that is named for a group that does not fit and that someone can do something about.
+/// The first cordoned or unready node named for a rejected group.
 fn refused_node(status: &ViTTrainingJobStatus) -> Option<String> {
     let rejected = &status.placement.as_ref()?.rejected;
     [Refusal::Cordoned, Refusal::NotReady].iter().find_map(|refusal| {
@@ -252,7 +250,7 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
     let Some(failure) = &status.last_failure else {
         return;
     };
-    // A job that was refused, or whose time is over, did not fail by its last failure.
+    // An invalid job, or one past its deadline, did not fail because of its last failure.
     let is_cause = matches!(
         why.reason.as_deref(),
         Some(reasons::NOT_RETRYABLE | reasons::RESTARTS_EXHAUSTED | reasons::RESTARTING)
@@ -270,7 +268,7 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
     });
     let words = format!("{} in {}: {meaning}", failure.class, text::failed_where(failure));
     why.findings.push(words.trim().to_owned());
-    why.findings.push(format!("it said: {}", failure.message));
+    why.findings.push(format!("message: {}", failure.message));
     if status.restarts_since_checkpoint > 0 {
         why.findings.push(format!(
             "{} since the last new checkpoint, {} in all",
@@ -278,7 +276,7 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
             status.restarts
         ));
     }
-    // What the class says is nearer to the cause than what the reason does.
+    // The class is closer to the cause than the reason.
     why.next = names.steps(advice).chain(std::mem::take(&mut why.next)).collect();
     let rank = failure
         .rank
@@ -298,7 +296,7 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
 }
 
 fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
-    // What can be done comes before what can be looked at.
+    // Remedies come before commands that only show something.
     let follow = std::mem::take(&mut why.next);
     for straggler in &status.stragglers {
         let node = straggler.node.as_deref().unwrap_or("an unknown node");
@@ -313,7 +311,7 @@ fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
         why.next.extend(names.steps(advice));
         if !job.spec.failure_policy.exclude_stragglers {
             why.next.push(Step {
-                words: "let its next gang go without such nodes".into(),
+                words: "exclude such nodes from its next gang".into(),
                 command: Some(names.place.kubectl(&format!(
                     "patch vtj {} --type=merge -p '{{\"spec\":{{\"failurePolicy\":{{\"excludeStragglers\":true}}}}}}'",
                     names.job
@@ -324,11 +322,11 @@ fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     let share = status.progress.as_ref().and_then(|progress| progress.sync_share);
     if let Some(share) = share.filter(|share| *share > HIGH_SYNC_SHARE) {
         why.findings.push(format!(
-            "its steps wait for synchronisation in {} of their time",
+            "its steps spend {} of their time waiting for synchronization",
             text::percent(share)
         ));
         why.next.push(Step {
-            words: "see whether that is the network or slow ranks; against the network help more images a rank \
+            words: "check whether the network or slow ranks cause it; if the network, use more images per rank \
                     (microBatchSize, gradientAccumulationSteps), parallelism.compressGradients: bf16, placement.topology, \
                     or fewer nodes"
                 .into(),
@@ -338,7 +336,7 @@ fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     why.next.extend(follow);
 }
 
-/// What would be lost, or is not.
+/// Adds the last checkpoint, or that none exists.
 fn add_checkpoint(status: &ViTTrainingJobStatus, now: Timestamp, why: &mut Why) {
     let is_asked = matches!(
         status.phase,
@@ -352,6 +350,6 @@ fn add_checkpoint(status: &ViTTrainingJobStatus, now: Timestamp, why: &mut Why) 
             let (step, when) = (checkpoint.step, ago(checkpoint.time.as_ref(), now));
             format!("saved up to step {step}{when}, in {}", checkpoint.path)
         }
-        None => "there is no checkpoint: it would begin anew".into(),
+        None => "no checkpoint exists: training would start from the beginning".into(),
     });
 }

@@ -1,4 +1,4 @@
-//! `kubectl vit why`: why a job waits, stands still or failed, and what to do next.
+//! `kubectl vit why`: why a job waits, stalls or failed, and what to do next.
 
 mod advice;
 mod explain;
@@ -17,7 +17,7 @@ use crate::paint::Paint;
 pub(crate) use explain::explain;
 use render::render;
 
-/// Tell why a job waits, stands still or failed, and what to do next
+/// Explain why a job waits, stalls or failed, and what to do next
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: kubectl vit why digits")]
 pub(crate) struct Arguments {
@@ -55,12 +55,12 @@ pub(crate) struct Why {
     /// The reason of the condition that explains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// What that means, in a sentence or two.
+    /// The meaning of the reason, in a sentence or two.
     pub(crate) meaning: String,
-    /// The operator's own words.
+    /// The condition's message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
-    /// Further things that hold it back, or that one should know.
+    /// Further causes and facts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) findings: Vec<String>,
     /// Groups of GPUs that do not fit.

@@ -15,7 +15,7 @@ fn shown(job: &ViTTrainingJob) -> String {
     render(&explained(job), Paint::plain(110))
 }
 
-/// A status in which one condition says most.
+/// A status with one decisive condition.
 fn saying(phase: &str, condition: &str, message: &str) -> Value {
     let [type_, status, reason] = condition.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{condition}: must be type, status and reason");
@@ -62,7 +62,7 @@ fn what_the_operator_cannot_do_for_a_job_is_said_once() {
     let words = restarting.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_contains(
         &words,
-        &format!("cannot do all that is to be done, and tries again: {refusal}"),
+        &format!("cannot complete all its work and retries: {refusal}"),
     );
     let starting = hindered("Starting", "ReconcileFailed", refusal);
     assert_eq!(starting.matches(refusal).count(), 1, "{starting}");
@@ -116,7 +116,7 @@ fn a_missing_resource_is_explained() {
 fn a_job_that_no_operator_looks_at_is_explained() {
     let mut new = job(json!({}));
     new.status = None;
-    assert_contains(&explained(&new).meaning, "No operator has looked at it");
+    assert_contains(&explained(&new).meaning, "No operator has processed it");
     new.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-22T11:59:58Z")).ok();
     assert_contains(&explained(&new).meaning, "It was just created");
     new.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
@@ -139,7 +139,7 @@ fn a_reason_of_a_newer_operator_is_passed_on() {
     let why = explained(&job(saying("Pending", "Placed False Meditates", "for a while")));
     assert_eq!(
         why.meaning,
-        "The operator says Meditates; this plugin is older than that."
+        "The operator reports Meditates, a reason that is newer than this plugin."
     );
     assert_eq!(why.message.as_deref(), Some("for a while"));
 }

@@ -347,7 +347,7 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
 
     vit(cluster, &["status", "digts", "-n", place])?.check(
         3,
-        &["there is no job digts in namespace vit-status, which has digits"],
+        &["job digts not found in namespace vit-status, which has digits"],
     )?;
     let gone = "the pods of attempt 1 of job digits are gone, and their logs with them";
     vit(cluster, &["logs", "digits", "-n", place])?.check(3, &[gone])?;
@@ -416,7 +416,7 @@ fn nodes(cluster: &Cluster, _: usize) -> Result<()> {
         ],
     )?;
     vit(cluster, &["nodes", "-n", "vit-nodes", "--job", "digits"])?
-        .check(0, &["As vit-nodes/digits sees them", "cordoned"])?;
+        .check(0, &["For vit-nodes/digits, which requests", "cordoned"])?;
     vit(cluster, &["nodes", "--gpu-resource", "amd.com/gpu"])?.check(
         0,
         &["No node has amd.com/gpu.", "there are nodes with nvidia.com/gpu"],
@@ -443,7 +443,7 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
         0,
         &[
             "digits is scaled to 3 nodes",
-            "a step sees 48 images from then on, in place of 32",
+            "a step now uses 48 images instead of 32",
         ],
     )?;
     ensure!(spec("jsonpath={.spec.workers.nodes}")? == "3", "not scaled");
@@ -457,7 +457,7 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
         &["delete", "digits", "-n", place, "--wait", "--timeout", "60"],
     )?
     .check(0, &["\"digits\" deleted"])?;
-    vit(cluster, &["delete", "digits", "-n", place])?.check(3, &["there is no job digits", "has no jobs"])?;
+    vit(cluster, &["delete", "digits", "-n", place])?.check(3, &["job digits not found", "has no jobs"])?;
     vit(cluster, &["delete", "digits", "-n", place, "--ignore-not-found"])?.check(0, &[])?;
     Ok(())
 }
@@ -539,8 +539,8 @@ fn waits(cluster: &Cluster, _: usize) -> Result<()> {
     })?
     .check(3, &["job gone was deleted"])?;
     vit(cluster, &["watch", "stays", "-n", place, "--timeout", "3"])?
-        .check(5, &["its end did not come within 3s: stays: Running"])?;
-    vit(cluster, &["watch", "nobody", "-n", place])?.check(3, &["there is no job nobody"])?;
+        .check(5, &["timed out after 3s waiting for its end: stays: Running"])?;
+    vit(cluster, &["watch", "nobody", "-n", place])?.check(3, &["job nobody not found"])?;
     Ok(())
 }
 

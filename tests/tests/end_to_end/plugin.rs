@@ -81,7 +81,7 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
     );
     namespace.wait_gone("pods")?;
     vit(&["logs", "digits"])?.check(3, &["are gone, and their logs with them"])?;
-    vit(&["scale", "digits", "--nodes", "1"])?.check(0, &["a step sees 16 images"])?;
+    vit(&["scale", "digits", "--nodes", "1"])?.check(0, &["a step now uses 16 images"])?;
     vit(&["resume", "digits", "--wait", "--timeout", "120"])?
         .check(0, &["digits is running again, attempt 2"])?;
     vit(&["status", "digits"])?.check(0, &["1 node x 1 GPU", "attempt 2"])?;

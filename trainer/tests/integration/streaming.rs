@@ -179,8 +179,10 @@ fn what_cannot_be_streamed_is_refused_before_a_step() {
     let bucket = server.files.path().join("images/set");
     fs_err::create_dir(&bucket).expect("a folder");
     fs_err::write(bucket.join("notes.txt"), "none").expect("writes");
-    job.start_through(command())
-        .ends(3, &["s3://images/set holds no images", "some ending in .parquet"]);
+    job.start_through(command()).ends(
+        3,
+        &["s3://images/set holds no images", "files ending in .parquet"],
+    );
     job.data_fields = format!("format: webDataset{STREAMED}");
     job.start_through(command())
         .ends(3, &["s3://images/set/train-*.tar"]);

@@ -20,29 +20,29 @@ use crate::output::report;
 use crate::span::{self, whole_seconds};
 use crate::wait::{is_permanent, permanent};
 
-/// A followed log without new lines for this long is asked for again: a connection that was dropped without a word looks
-/// the same.
+/// A followed log without new lines for this long is requested again: a silently dropped connection
+/// looks the same.
 const QUIET: Duration = Duration::from_secs(120);
 
-/// The part of the log that is wanted.
+/// The requested part of the log.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Wanted {
-    /// Follow the log, from one attempt to the next, until the job is over
+    /// Follow the log across attempts until the job ends
     #[arg(short, long, conflicts_with_all = ["attempt", "previous"])]
     pub(super) follow: bool,
-    /// Only this many lines from the end, of each pod
+    /// Only the last lines of each pod, at most this many
     #[arg(long, value_name = "LINES")]
     pub(super) tail: Option<u32>,
-    /// Only lines of this last period, such as 90s, 5m or 1h30m; a bare number counts seconds
+    /// Only lines of the last period, such as 90s, 5m or 1h30m; a plain number is in seconds
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub(super) since: Option<Duration>,
-    /// Each line with its time
+    /// Prefix each line with its time
     #[arg(long)]
     timestamps: bool,
 }
 
 impl Wanted {
-    /// The next request, after this time.
+    /// The next request, `elapsed` after the first.
     fn params(self, lines: &Lines, elapsed: Duration) -> LogParams {
         let mut params = LogParams {
             follow: self.follow,
@@ -53,7 +53,7 @@ impl Wanted {
         if params.since_time.is_some() {
             return params;
         }
-        // No line has been shown. What is new since the first request is wanted, too.
+        // No line has been shown. Lines since the first request are wanted, too.
         params.since_seconds = self.since.map(|since| whole_seconds(since + elapsed));
         params.tail_lines = self.tail.map(i64::from);
         if self.tail == Some(0) && !elapsed.is_zero() {
@@ -64,17 +64,17 @@ impl Wanted {
     }
 }
 
-/// Why a request for a log ended.
+/// Why a log request ended.
 enum Ended {
-    /// The server closed the stream: the container has ended, or the server ends itself.
+    /// The server closed the stream: the container has exited, or the server shuts down.
     Closed,
-    /// There were no new lines for long.
+    /// No new lines for [`QUIET`].
     Quiet,
     Broken(io::Error),
     Refused(kube::Error),
 }
 
-/// What is reported of interruptions: the first one.
+/// Reports the first interruption of a log.
 #[derive(Debug, Default)]
 struct Notice {
     cause: Option<String>,
@@ -82,7 +82,7 @@ struct Notice {
 }
 
 impl Notice {
-    /// Remembers an interruption. It is reported when a line follows: the end of a container looks the same at first.
+    /// Remembers an interruption. It is reported when a line follows, because a container's exit looks the same at first.
     fn remember(&mut self, cause: &str) {
         self.cause = Some(cause.into());
     }
@@ -117,7 +117,7 @@ enum Container {
     Gone,
 }
 
-/// Copies the log of a pod to `say`; of a followed one until its container has ended.
+/// Copies the log of a pod to `say`; a followed log, until its container has exited.
 pub(super) async fn copy(
     cluster: &Cluster,
     member: &Member,
@@ -132,7 +132,7 @@ pub(super) async fn copy(
     }
     if !member.has_run {
         return Err(Error::NotFound(format!(
-            "pod {} has not started yet ({}): there is no log",
+            "pod {} has not started yet ({}) and has no log",
             member.pod, member.state
         )));
     }
@@ -178,7 +178,7 @@ async fn follow(
         }
         let waits = !matches!(ended, Ended::Quiet);
         match ended {
-            // The container had ended before this request, which therefore got all lines.
+            // The container had exited before this request, which therefore got all lines.
             Ended::Closed if has_ended => return say(&lines.rest()),
             Ended::Refused(error) if is_missing(&error) || (has_ended && is_permanent(&error)) => {
                 return say(&lines.rest());
@@ -199,14 +199,14 @@ async fn follow(
             Ok(Container::Gone) => return say(&lines.rest()),
             Ok(state) => has_ended = state == Container::Ended,
             Err(error) if is_permanent(&error) => return Err(cluster.error(&doing, error)),
-            // The next request fails, too, or finds out.
+            // The next request fails or gets the answer.
             Err(_) => {}
         }
         lines.next_request();
     }
 }
 
-/// Waits until the container of a pod has started, or the pod is gone. An unreachable server is asked again.
+/// Waits until the container of a pod has started, or the pod is gone. Retries while the server is unreachable.
 async fn started(pods: &Api<Pod>, pod: &str) -> Result<(), kube::Error> {
     let mut changes = watcher::watch_object(pods.clone(), pod).default_backoff().boxed();
     while let Some(change) = changes.next().await {
@@ -229,7 +229,7 @@ async fn read(
     say: &mut dyn FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Ended, Error> {
     let patience = if params.follow { QUIET } else { Duration::MAX };
-    // A server may answer only when there is a first line.
+    // A server may answer only with the first line.
     let Ok(stream) = timeout(patience, pods.log_stream(pod, params)).await else {
         return Ok(Ended::Quiet);
     };

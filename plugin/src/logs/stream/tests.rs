@@ -24,7 +24,7 @@ fn ended() -> Value {
 }
 
 /// Follows a log that is answered by these logs, and whose pod is then in these states, one after the other; returns
-/// the outcome, what was shown, and the queries.
+/// the outcome, the shown text, and the queries.
 async fn followed(
     wanted: Wanted,
     logs: Vec<Answer>,

@@ -46,10 +46,10 @@ pub(super) fn jobs(cluster: &Cluster, _: usize) -> Result<()> {
         .check(0, &["one is already suspending", "three is suspending"])?;
     vit(cluster, &["resume", "one", "nobody", "three", "-n", place])?.check(
         3,
-        &["one is resuming", "there is no job nobody", "three is resuming"],
+        &["one is resuming", "job nobody not found", "three is resuming"],
     )?;
     vit(cluster, &["suspend", "over", "nobody", "-n", place])?
-        .check(2, &["there is nothing left to suspend", "there is no job nobody"])?;
+        .check(2, &["there is nothing left to suspend", "job nobody not found"])?;
     ensure!(suspended()?.trim() == "two", "{}", suspended()?);
     vit(cluster, &["suspend", "-n", place, "-l", "team=speech"])?
         .check(0, &["No unfinished jobs found in namespace vit-several."])?;
@@ -83,11 +83,11 @@ pub(super) fn jobs(cluster: &Cluster, _: usize) -> Result<()> {
         5,
         &[
             "one is resuming",
-            "phase Running did not come within 1s: one: Suspended",
+            "timed out after 1s waiting for phase Running: one: Suspended",
         ],
     )?;
     vit(cluster, &["delete", "nobody", "one", "-n", place])?
-        .check(3, &["there is no job nobody", "\"one\" deleted"])?;
+        .check(3, &["job nobody not found", "\"one\" deleted"])?;
     Ok(())
 }
 
@@ -142,11 +142,11 @@ pub(super) fn studies(cluster: &Cluster, _: usize) -> Result<()> {
     ensure!(suspend()? == "false", "not resumed");
     vit(cluster, &["study", "suspend", "digits", "-n", place])?.check(
         3,
-        &["there is no study digits in namespace vit-studies, which has digits-cluster"],
+        &["study digits not found in namespace vit-studies, which has digits-cluster"],
     )?;
     vit(cluster, &["study", "watch", name, "-n", place, "--timeout", "2s"])?.check(
         5,
-        &["its end did not come within 2s: digits-cluster: Running, 3/20 runs measured"],
+        &["timed out after 2s waiting for its end: digits-cluster: Running, 3/20 runs measured"],
     )?;
     meanwhile(cluster, &["study", "watch", name, "-n", place], "Running", || {
         write(json!({"phase": "Succeeded", "observedGeneration": 9, "current": null}))
@@ -196,7 +196,7 @@ pub(super) fn events(cluster: &Cluster, _: usize) -> Result<()> {
     };
     ensure!(at("first")? < at("second")?, "{}", output.stdout);
     ensure!(!output.stdout.contains("another job"), "{}", output.stdout);
-    vit(cluster, &["events", "nobody", "-n", place])?.check(3, &["there is no job nobody"])?;
+    vit(cluster, &["events", "nobody", "-n", place])?.check(3, &["job nobody not found"])?;
     // Events outlive the job.
     kubectl(cluster, ["-n", place, "delete", "vtj", "digits"])?;
     vit(cluster, &["events", "digits", "-n", place, "-o", "name"])?.check(0, &["event/digits.2"])?;
