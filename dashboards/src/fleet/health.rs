@@ -31,8 +31,8 @@ fn failures(layout: Layout) -> Layout {
                 12,
                 "Restarts in the last hour, by failure class",
                 Unit::Count,
-                "More than five of one class: see ViTRestartLoop in docs/operations.md, which also \
-                 explains the classes.",
+                "For a job that keeps restarting, see ViTRestartLoop in docs/operations.md. \
+                 docs/failures.md explains the classes.",
             )
             .query(
                 Series::of(operator::RESTARTS_TOTAL)

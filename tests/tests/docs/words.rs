@@ -49,6 +49,8 @@ const TICS: &[(&str, &str)] = &[
 ];
 /// Idioms that begin as one of them does.
 const IDIOMS: &[&str] = &[
+    "there is no",
+    "there are no",
     "is no longer",
     "are no longer",
     "is no more than",

@@ -159,7 +159,7 @@ fn test_tells_what_is_missing(context: &Context<'_>, namespace: &Namespace<'_>) 
         anyhow::bail!("helm test passed without a GPU")
     };
     let log = context.kubectl(["logs", "--namespace", ELSEWHERE, "pod/vit-operator-test"])?;
-    let reason = "needs 1 x 1 like example.com/not-there";
+    let reason = "needs 1 x 1 identical example.com/not-there";
     ensure!(
         log.contains(reason),
         "{reason:?} is not in the log:\n{log}\n{error:#}"

@@ -112,7 +112,7 @@ fn lead_by_nobody(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()
     replicas("0")?;
     let fired = fires(context, "that nobody leads", |alert| {
         alert.labels["alertname"] == "ViTOperatorDoesNotLead"
-            && alert.annotations["summary"].starts_with("0 replicas")
+            && alert.annotations["summary"].starts_with("0 operator replicas")
     });
     replicas("2")?;
     ensure!(

@@ -177,10 +177,10 @@ fn fit(mut found: BTreeMap<String, Stored>, expected: &[(String, Vec<i64>)]) -> 
 
 /// The first few differences, and the number of others.
 fn tell(differences: &[String]) -> String {
-    let told = differences[..differences.len().min(LISTED_DIFFERENCES)].join("; ");
+    let shown = differences[..differences.len().min(LISTED_DIFFERENCES)].join("; ");
     match differences.len().saturating_sub(LISTED_DIFFERENCES) {
-        0 => told,
-        more => format!("{told}; and {more} more"),
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
     }
 }
 
