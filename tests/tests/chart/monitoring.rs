@@ -199,8 +199,11 @@ const GPU_SERIES: [(&str, f64, f64); 18] = [
     (r#"vit_images_total{rank="0"}"#, 0.0, 300_000.0),
     (r#"vit_images_total{rank="1"}"#, 0.0, 300_000.0),
 ];
+/// Title and legend of a panel's query, and samples by their labels.
+type Shown = (&'static str, &'static str, &'static [(&'static str, f64)]);
+
 /// What panels show of them: title, legend, and samples by their labels.
-const GPU_PANELS: [(&str, &str, &[(&str, f64)]); 7] = [
+const GPU_PANELS: [Shown; 7] = [
     (
         "GPU load",
         "rank {{rank}}",

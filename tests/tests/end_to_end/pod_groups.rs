@@ -104,7 +104,7 @@ fn leave_alone(namespace: &Namespace<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the first attempt's group has this status of PodGroupScheduled.
+/// Waits until the first attempt's group has this status of `PodGroupScheduled`.
 fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
     until(|| {
         let group = namespace.pod_group("digits-1")?;
