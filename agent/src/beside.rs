@@ -321,7 +321,7 @@ impl WatchedLog {
                     "the log has {epochs} epochs, but a termination message holds only {most}"
                 ));
             }
-            // Without the machine, of which this container sees only a share.
+            // Without the machine: this container sees only a share of it.
             Ok(measured.rounded())
         });
         let (measurement, unmeasured) = match measured.transpose() {

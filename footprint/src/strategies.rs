@@ -1,4 +1,4 @@
-//! Parallelism strategies of a job, all of which train the same model with the same global batch.
+//! Parallelism strategies of a job. All train the same model with the same global batch.
 
 use contract::{ActivationCheckpointing, RunConfig};
 use serde::Serialize;

@@ -23,7 +23,7 @@ use crate::{Error, Location};
 
 /// Number of concurrent requests to a store.
 const AT_ONCE: usize = 16;
-/// A connection that is idle for so long is closed, and the rest requested again.
+/// After this idle time a connection is closed and the remaining bytes are requested again.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For credentials from this machine or its network.

@@ -1,4 +1,4 @@
-//! One round of one job: six steps, of which only the first and the last two do I/O.
+//! One round of one job, in six steps. Only the first and the last two do I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

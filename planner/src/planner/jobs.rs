@@ -108,7 +108,7 @@ impl Job {
         self.waiter.as_ref().filter(|_| self.has_class)
     }
 
-    /// Whether its new gang has fewer nodes than the previous one, all of which the pass held.
+    /// Whether its new gang has fewer nodes than the previous one, whose nodes the pass held.
     pub(super) fn has_shrunk_since(&self, old: &Self) -> bool {
         let waited = old.waiter().zip(self.recorded.as_ref());
         waited.is_some_and(|(waiter, recorded)| recorded.nodes.len() < waiter.previous_nodes.len())

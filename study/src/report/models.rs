@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_job_that_pays_more_for_each_rank_is_overtaken() {
         let (cheap, steady) = (forecast("cheap", 0.0, 0.05), forecast("steady", 0.06, 0.0));
-        // 50 ms per doubling, of which 16 ms are hidden: more than 60 ms exposed from 4 ranks on.
+        // 50 ms per doubling, with 16 ms hidden: more than 60 ms exposed from 4 ranks on.
         assert_eq!(
             crossings(&[cheap.clone(), steady.clone()]),
             ["According to the model, steady is faster than cheap from 4 ranks on."]

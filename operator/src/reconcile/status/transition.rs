@@ -299,7 +299,7 @@ impl Next {
         }
     }
 
-    /// The job wants GPUs again: it is no longer suspended, or no longer refused.
+    /// The job needs GPUs again after it was suspended or refused.
     pub(super) fn revive(&mut self) {
         if self.status.condition(SUSPENDED).is_some() {
             self.set(SUSPENDED, false, reasons::RESUMED, "spec.suspend is not set");

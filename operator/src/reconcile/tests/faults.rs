@@ -184,7 +184,7 @@ async fn what_may_be_taken_later_is_tried_again() {
     }
 }
 
-/// A running gang of which the caches show only one pod.
+/// A running gang with only one pod in the caches.
 fn half_a_gang(unseen: &'static [&'static str]) -> Rounds {
     let mut pods = fixtures::pod_objects(1, "Running");
     pods.pop();

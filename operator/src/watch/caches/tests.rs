@@ -35,7 +35,7 @@ fn an_object_belongs_to_a_job_of_its_own_namespace_only() {
     assert!(!is_owned_by(&metadata, &job));
 }
 
-/// An object of which only the metadata can be decoded.
+/// An object whose metadata alone can be decoded.
 fn unreadable<K: Resource + DeserializeOwned>(kind: &str, metadata: &ObjectMeta) -> DeserializeGuard<K> {
     let object = serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": 7});
     serde_json::from_value(object).expect("at least its metadata")

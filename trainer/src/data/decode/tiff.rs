@@ -20,13 +20,12 @@ struct Page {
     is_premultiplied: bool,
     orientation: Option<Orientation>,
     planes: usize,
-    /// Row by row: pixel by pixel, or plane by plane if there are several planes.
-    values: DecodingResult,
 }
 
 impl Page {
-    /// Reads the page, if it fits the memory limit with `copy_bytes` more for each value.
-    fn read(bytes: &[u8], copy_bytes: u64) -> Result<Self, String> {
+    /// Reads the page and its values, if they fit the memory limit with `copy_bytes` more for each value. Values come
+    /// pixel by pixel, or plane by plane if there are several.
+    fn read(bytes: &[u8], copy_bytes: u64) -> Result<(Self, DecodingResult), String> {
         let words = |error: TiffError| error.to_string();
         let mut limits = Limits::default();
         limits.decoding_buffer_size = LARGEST_IMAGE_BYTES as usize;
@@ -56,7 +55,7 @@ impl Page {
         let orientation = file.find_tag_unsigned::<u8>(Tag::Orientation).map_err(words)?;
         let mut values = DecodingResult::U8(Vec::new());
         let layout = file.read_image_to_buffer(&mut values).map_err(words)?;
-        Ok(Self {
+        let page = Self {
             width,
             height,
             color,
@@ -64,8 +63,8 @@ impl Page {
                 .is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())),
             orientation: orientation.and_then(Orientation::from_exif),
             planes: layout.planes,
-            values,
-        })
+        };
+        Ok((page, values))
     }
 
     /// Values pixel by pixel.
@@ -89,14 +88,14 @@ impl Page {
 /// The image as Pillow converts it, and the number of its channels.
 pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     // Joining planes, and converting 16 bits to 8, needs another copy.
-    let mut page = Page::read(bytes, 1)?;
+    let (page, values) = Page::read(bytes, 1)?;
     if page.is_premultiplied {
         return Err("its colors are multiplied by alpha (ExtraSamples 1), which is not supported".to_owned());
     }
     let Page {
         width, height, color, ..
     } = page;
-    let values = match std::mem::replace(&mut page.values, DecodingResult::U8(Vec::new())) {
+    let values = match values {
         DecodingResult::U8(values) if color.bit_depth() == 8 => values,
         DecodingResult::U8(values) if color.bit_depth() == 1 => expand_bits(&values, width as usize),
         DecodingResult::U16(values) => values.into_iter().map(upper_byte).collect(),
@@ -145,7 +144,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
 pub(super) fn stored(file: Cow<'_, [u8]>) -> Result<(u32, u32, u16, Vec<f32>), String> {
     let bytes = without_color_space(file)?;
     // A plane of floats is also copied for resizing.
-    let mut page = Page::read(&bytes, 2 * size_of::<f32>() as u64)?;
+    let (page, values) = Page::read(&bytes, 2 * size_of::<f32>() as u64)?;
     if page
         .orientation
         .is_some_and(|orientation| orientation != Orientation::NoTransforms)
@@ -154,7 +153,7 @@ pub(super) fn stored(file: Cow<'_, [u8]>) -> Result<(u32, u32, u16, Vec<f32>), S
             "it is rotated or mirrored (Orientation), which pixelType float32 does not support".to_owned(),
         );
     }
-    let values = match std::mem::replace(&mut page.values, DecodingResult::U8(Vec::new())) {
+    let values = match values {
         _ if page.color.bit_depth() < 8 => {
             return Err(format!(
                 "its values have {} bits, but pixelType float32 needs 8 or more",
