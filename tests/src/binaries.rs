@@ -128,9 +128,13 @@ pub struct Binaries {
 impl Binaries {
     /// The cluster's programs, built if they are not cached: about six minutes on two cores.
     pub fn build() -> Result<Self> {
-        let mut folders = CLUSTER.build()?.folders;
-        folders.extend(NETWORK_POLICY.build()?.folders);
-        Ok(Self { folders })
+        CLUSTER.build()
+    }
+
+    /// The same with the program `network-policy`.
+    pub fn with_network_policy(mut self) -> Result<Self> {
+        self.folders.extend(NETWORK_POLICY.build()?.folders);
+        Ok(self)
     }
 
     /// The same with the API server of a minor version such as `1.30`.

@@ -53,6 +53,9 @@ impl Cluster {
         if let Some(version) = &config.api_server {
             binaries = binaries.with_api_server(version)?;
         }
+        if config.network_policies {
+            binaries = binaries.with_network_policy()?;
+        }
         if let Some(state) = State::load(&config.name)? {
             ensure!(
                 !is_healthy(&state),

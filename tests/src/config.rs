@@ -54,6 +54,8 @@ pub struct ClusterConfig {
     pub images: Vec<PathBuf>,
     /// Whether Prometheus runs in the cluster's network and scrapes its pods.
     pub prometheus: bool,
+    /// Whether NetworkPolicies are enforced. The program takes two minutes to build.
+    pub network_policies: bool,
     /// Users whose requests the API server logs.
     pub audited: Vec<String>,
     /// Version of the API server, such as `1.30`, if it is older than the rest.
@@ -68,6 +70,7 @@ impl ClusterConfig {
             nodes: Vec::new(),
             images: Vec::new(),
             prometheus: false,
+            network_policies: false,
             audited: Vec::new(),
             api_server: None,
         }
@@ -88,6 +91,7 @@ impl ClusterConfig {
             ],
             images: Vec::new(),
             prometheus: true,
+            network_policies: false,
             audited: Vec::new(),
             api_server: None,
         }
@@ -97,6 +101,13 @@ impl ClusterConfig {
     #[must_use]
     pub fn images(mut self, archives: impl IntoIterator<Item = PathBuf>) -> Self {
         self.images.extend(archives);
+        self
+    }
+
+    /// Enforces NetworkPolicies.
+    #[must_use]
+    pub fn with_network_policies(mut self) -> Self {
+        self.network_policies = true;
         self
     }
 

@@ -22,6 +22,9 @@ const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// etcd's client port on the namespace's loopback address.
 const ETCD_PORT: u16 = 2379;
 
+/// Enforces NetworkPolicies, in clusters that ask for it.
+const NETWORK_POLICY: &str = "network-policy";
+
 /// The components in start order, and whether a cluster without nodes omits them.
 const COMPONENTS: [(&str, bool); 7] = [
     ("etcd", false),
@@ -29,7 +32,7 @@ const COMPONENTS: [(&str, bool); 7] = [
     ("kube-controller-manager", false),
     ("kube-scheduler", true),
     ("kube-proxy", true),
-    ("network-policy", true),
+    (NETWORK_POLICY, true),
     ("coredns", true),
 ];
 
@@ -42,6 +45,7 @@ pub fn components(state: &State) -> Vec<&'static str> {
         .iter()
         .filter(|(_, node_side)| !node_side || !state.record().nodes.is_empty())
         .map(|c| c.0)
+        .filter(|name| *name != NETWORK_POLICY || state.record().network_policies)
         .collect();
     if state.record().prometheus {
         names.extend(MONITORING);
@@ -251,7 +255,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
                     .clone(),
             ),
         ]),
-        "network-policy" => BTreeMap::from([("kubeconfig", state.kubeconfig().display().to_string())]),
+        NETWORK_POLICY => BTreeMap::from([("kubeconfig", state.kubeconfig().display().to_string())]),
         "coredns" => {
             let corefile = state.directory().join("Corefile");
             fs::write(&corefile, corefile_text(state))?;

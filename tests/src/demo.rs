@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use kube::{Api, Client};
 
-use crate::{Cluster, ClusterName, cache, cluster, command, digits, operator, root, volumes};
+use crate::{Cluster, ClusterConfig, ClusterName, cache, cluster, command, digits, operator, root, volumes};
 
 /// Name of the demo's cluster.
 const CLUSTER: &str = "demo";
@@ -32,7 +32,7 @@ struct Outcome {
 /// Recreates the cluster, trains, and prints the results. Fails unless the job succeeds with at
 /// least `LEAST_ACCURACY`.
 pub async fn up(started: SystemTime) -> Result<()> {
-    let cluster = operator::cluster_with_operator(&name()?, 1, &[]).await?;
+    let cluster = operator::cluster_with_operator(ClusterConfig::demo(name()?, 1)).await?;
     let outcome = match train(&cluster).await {
         Ok(outcome) => outcome,
         Err(error) => bail!("{error:#}\n\n{}", cluster.dump()),

@@ -7,7 +7,7 @@ use fs_err as fs;
 use serde_json::{Value, json};
 
 use crate::rights::Account;
-use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages, process, root};
+use crate::{Cluster, ClusterConfig, chart, cluster, image, packages, process, root};
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
@@ -24,20 +24,15 @@ pub fn accounts() -> [Account<'static>; 3] {
     ]
 }
 
-/// Starts a cluster with the operator, Prometheus, three nodes of one GPU product and one of
-/// another. Replaces an existing one. Operator and trainer must be built; nodes have their images
-/// and those of the archives in `more`.
-pub async fn cluster_with_operator(
-    name: &ClusterName,
-    gpus_per_node: u32,
-    more: &[PathBuf],
-) -> Result<Cluster> {
+/// Starts this cluster with the operator, and removes an existing one of its name. Operator and
+/// trainer must be built; nodes also have their images.
+pub async fn cluster_with_operator(config: ClusterConfig) -> Result<Cluster> {
     packages::check_machine()?;
     packages::install_missing()?;
     let images = images()?;
-    cluster::down(name)?;
-    let config = ClusterConfig::demo(name.clone(), gpus_per_node)
-        .images(images.into_iter().chain(more.iter().cloned()))
+    cluster::down(&config.name)?;
+    let config = config
+        .images(images)
         .audited(accounts().map(|account| account.user()));
     let cluster = Cluster::up(config).await?;
     install(&cluster, &[])?;

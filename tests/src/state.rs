@@ -23,6 +23,8 @@ pub struct Record {
     pub nodes: Vec<NodeRecord>,
     /// Whether Prometheus is part of it.
     pub prometheus: bool,
+    /// Whether NetworkPolicies are enforced.
+    pub network_policies: bool,
     /// Users whose requests the API server logs.
     #[serde(default)]
     pub audited: Vec<String>,
@@ -82,6 +84,7 @@ impl State {
                 })
                 .collect(),
             prometheus: config.prometheus,
+            network_policies: config.network_policies,
             audited: config.audited.clone(),
             data: Self::data_of(&config.name)?,
             complete: false,

@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::runtime::Runtime;
-use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator, volumes};
+use vit_tests::{Cluster, ClusterConfig, GpuProduct, cgroup, cluster, command, digits, operator, volumes};
 
 use crate::steps::until;
 
@@ -66,8 +66,10 @@ impl Suite {
     /// Installs the operator and preloads the images of these archives.
     pub(crate) fn set_up(is_whole: bool, images: &[PathBuf]) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let name = "e2e".parse()?;
-        let cluster = runtime.block_on(operator::cluster_with_operator(&name, GPUS_PER_NODE, images))?;
+        let config = ClusterConfig::demo("e2e".parse()?, GPUS_PER_NODE)
+            .images(images.iter().cloned())
+            .with_network_policies();
+        let cluster = runtime.block_on(operator::cluster_with_operator(config))?;
         let client = cluster.client();
         let folder = tempfile::Builder::new().prefix("vit-e2e-").tempdir()?;
         // The trainer's user must be able to read it.
