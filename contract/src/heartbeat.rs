@@ -42,7 +42,7 @@ pub enum ProcessState {
 
 impl ProcessState {
     /// From the state's letter in `/proc/PID/stat` (proc(5)).
-    pub fn of_letter(letter: char) -> Self {
+    pub fn from_letter(letter: char) -> Self {
         match letter {
             'T' | 't' => Self::Stopped,
             'D' => Self::Uninterruptible,

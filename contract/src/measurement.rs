@@ -159,18 +159,18 @@ impl Measurement {
     const MOST_UNATTRIBUTED: f64 = 0.05;
 
     /// Whether the phases of a step are worth showing, given its seconds outside all of them.
-    pub fn are_told(untold: f64, step: f64) -> bool {
-        untold <= Self::MOST_UNATTRIBUTED * step
+    pub fn phases_cover(unattributed: f64, step: f64) -> bool {
+        unattributed <= Self::MOST_UNATTRIBUTED * step
     }
 
     /// Seconds of a step outside all phases; other trainers may not report them.
-    pub fn untold_seconds(&self) -> f64 {
+    pub fn unattributed_seconds(&self) -> f64 {
         (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
     }
 
     /// Whether the phases cover nearly all of a step.
-    pub fn tells_parts(&self) -> bool {
-        Self::are_told(self.untold_seconds(), self.step_seconds)
+    pub fn phases_cover_step(&self) -> bool {
+        Self::phases_cover(self.unattributed_seconds(), self.step_seconds)
     }
 
     /// Steps of an epoch; incomplete ones are dropped.

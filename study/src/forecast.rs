@@ -276,7 +276,7 @@ impl Group<'_> {
             micro_batch,
             accumulation,
             seconds,
-            parts: Measurement::are_told(seconds - parts.step(), seconds).then_some(parts),
+            parts: Measurement::phases_cover(seconds - parts.step(), seconds).then_some(parts),
             traffic: self.traffic,
         }
     }

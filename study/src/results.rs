@@ -53,7 +53,7 @@ pub struct Measured {
     /// Seconds of a step in which it waited for other ranks.
     pub straggler_seconds: Spread,
     /// Seconds of a step that an external trainer does not break down.
-    pub untold_seconds: Spread,
+    pub unattributed_seconds: Spread,
     /// Seconds of a step in which collectives ran, hidden or not.
     pub communication_seconds: Spread,
     /// Seconds of an epoch, after the warm-up.
@@ -251,7 +251,7 @@ impl PointResult {
 impl Measured {
     /// A part of a step; `None` if the trainer leaves too much of the step unattributed.
     pub fn told(&self, part: Spread) -> Option<Spread> {
-        Measurement::are_told(self.untold_seconds.median, self.step_seconds.median).then_some(part)
+        Measurement::phases_cover(self.unattributed_seconds.median, self.step_seconds.median).then_some(part)
     }
 
     fn of(runs: &[&Measurement]) -> Option<Self> {
@@ -268,7 +268,7 @@ impl Measured {
             optimizer_seconds: over(|run| run.phases.optimizer)?,
             exposed_seconds: over(|run| run.phases.sync_exposed)?,
             straggler_seconds: over(|run| run.phases.sync_straggler)?,
-            untold_seconds: over(Measurement::untold_seconds)?,
+            unattributed_seconds: over(Measurement::unattributed_seconds)?,
             communication_seconds: over(|run| run.communication_seconds)?,
             epoch_seconds: over(Measurement::epoch_seconds)?,
             mean_epoch_seconds: over(Measurement::mean_epoch_seconds)?,

@@ -123,7 +123,7 @@ impl TrainError {
             Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } | Self::LossScaleAtMinimum { .. } => {
                 ExitCode::Diverged
             }
-            Self::Panic(message) => code_of_kind(ErrorKind::of_message(message)),
+            Self::Panic(message) => code_of_kind(ErrorKind::from_message(message)),
             Self::System { .. } => ExitCode::Other(1),
         }
     }
@@ -133,7 +133,7 @@ impl TrainError {
         match self {
             Self::Part(error) => error.memory(),
             Self::Torch(error) => memory_of_kind(error.kind),
-            Self::Panic(message) => memory_of_kind(ErrorKind::of_message(message)),
+            Self::Panic(message) => memory_of_kind(ErrorKind::from_message(message)),
             _ => None,
         }
     }
@@ -190,7 +190,7 @@ impl TrainError {
         let told = text.split("Exception raised from").next().unwrap_or(text);
         Self::Torch(torch_ext::Error {
             action: "failed in libtorch".into(),
-            kind: ErrorKind::of_message(text),
+            kind: ErrorKind::from_message(text),
             message: told.trim_end().into(),
         })
     }

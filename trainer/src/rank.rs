@@ -96,7 +96,7 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
         records,
     }
     .start();
-    if let Some(plan) = Plan::of_environment()? {
+    if let Some(plan) = Plan::from_environment()? {
         let result = trainer.bench(&plan)?;
         result.as_ref().map_or(Ok(()), |result| plan.report(result))?;
         trainer.leave();

@@ -38,7 +38,11 @@ impl Slowdown {
     const REPEATS: usize = 7;
 
     /// For a rank on `device`, with its place among those with separate forward passes.
-    pub(crate) fn of_environment(rank: u32, place: Member, device: tch::Device) -> Result<Self, TrainError> {
+    pub(crate) fn from_environment(
+        rank: u32,
+        place: Member,
+        device: tch::Device,
+    ) -> Result<Self, TrainError> {
         let speeds = Speeds::from_environment()?.filter(|_| device == tch::Device::Cpu);
         let emulated = speeds.map(|speeds| Emulated {
             wait: 1.0 / speeds.of_rank(rank) - 1.0,

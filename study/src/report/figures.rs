@@ -238,7 +238,7 @@ fn parts(grid: &Grid<'_>) -> Figure {
             measured.compute_seconds,
             measured.exposed_seconds,
             measured.straggler_seconds,
-            measured.untold_seconds,
+            measured.unattributed_seconds,
         ];
         Some(Stack {
             parts: parts.map(|part| part.median * steps),

@@ -89,7 +89,7 @@ fn state_of(pid: Pid) -> ProcessState {
         .ok()
         .as_deref()
         .and_then(state_letter)
-        .map_or(ProcessState::Ended, ProcessState::of_letter)
+        .map_or(ProcessState::Ended, ProcessState::from_letter)
 }
 
 /// The third field of `/proc/PID/stat`. The second is the program's name; it may have parentheses.
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_how_a_process_is() {
         assert_eq!(state_letter("7 (a) b) T 1 7"), Some('T'));
-        assert_eq!(ProcessState::of_letter('T'), ProcessState::Stopped);
+        assert_eq!(ProcessState::from_letter('T'), ProcessState::Stopped);
         assert_eq!(state_of(Pid::this()), ProcessState::Running);
         // Above the largest process id.
         assert_eq!(state_of(Pid::from_raw(1 << 23)), ProcessState::Ended);

@@ -150,7 +150,7 @@ impl Trainer {
             balancer: None,
             shares_changed: false,
             left_out: 0,
-            slowdown: Slowdown::of_environment(place.rank, apart(&world, &config), device)?,
+            slowdown: Slowdown::from_environment(place.rank, apart(&world, &config), device)?,
             config,
             world,
             accelerator,

@@ -100,7 +100,7 @@ impl Plan {
     pub(crate) const VARIABLE: &str = "VIT_BENCH_PLAN";
 
     /// The plan that the environment names; `None` if this rank is to train.
-    pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
+    pub(crate) fn from_environment() -> Result<Option<Self>, TrainError> {
         let Some(path) = std::env::var_os(Self::VARIABLE) else {
             return Ok(None);
         };

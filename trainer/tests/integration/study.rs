@@ -451,7 +451,7 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
     let good = point(1);
     for (field, expected) in [
         ("imagesPerSecond", 16.0),
-        ("untoldSeconds", 0.5),
+        ("unattributedSeconds", 0.5),
         ("computeSeconds", 0.0),
         ("epochSeconds", 5.0),
     ] {

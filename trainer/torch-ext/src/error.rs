@@ -34,7 +34,7 @@ pub enum ErrorKind {
 impl ErrorKind {
     /// Derives the kind from the message of an error that lost its type: from a backward pass (tch
     /// keeps only the text) or from Gloo (a plain `std::runtime_error`).
-    pub fn of_message(message: &str) -> Self {
+    pub fn from_message(message: &str) -> Self {
         const COMMUNICATION: [&str; 8] = [
             "/gloo/",
             "gloo::",
@@ -78,7 +78,7 @@ pub(crate) fn check(status: c_int, action: impl FnOnce() -> String) -> Result<()
         1 => ErrorKind::Communication,
         2 => ErrorKind::OutOfDeviceMemory,
         3 => ErrorKind::OutOfHostMemory,
-        _ => ErrorKind::of_message(&message),
+        _ => ErrorKind::from_message(&message),
     };
     Err(Error {
         action: action(),
@@ -110,7 +110,7 @@ mod tests {
             "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited",
         ] {
             assert_eq!(
-                ErrorKind::of_message(message),
+                ErrorKind::from_message(message),
                 ErrorKind::Communication,
                 "{message}"
             );
@@ -126,21 +126,21 @@ mod tests {
             "HIP out of memory. Tried to allocate 1.50 GiB",
         ] {
             assert_eq!(
-                ErrorKind::of_message(message),
+                ErrorKind::from_message(message),
                 ErrorKind::OutOfDeviceMemory,
                 "{message}"
             );
         }
         assert_eq!(
-            ErrorKind::of_message("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+            ErrorKind::from_message("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
             ErrorKind::OutOfHostMemory
         );
         assert_eq!(
-            ErrorKind::of_message("CUDA error: an illegal memory access"),
+            ErrorKind::from_message("CUDA error: an illegal memory access"),
             ErrorKind::Device
         );
         assert_eq!(
-            ErrorKind::of_message("mat1 and mat2 shapes cannot be multiplied"),
+            ErrorKind::from_message("mat1 and mat2 shapes cannot be multiplied"),
             ErrorKind::Other
         );
     }

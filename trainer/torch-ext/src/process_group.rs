@@ -81,7 +81,7 @@ fn c_string(text: &str, what: &str) -> Result<CString, Error> {
 /// A failed rendezvous is an error of the network or a peer, whatever its type in libtorch, unless
 /// the own device is faulty or lacks memory for a communicator.
 fn communication(error: Error) -> Error {
-    let kind = match ErrorKind::of_message(&error.message) {
+    let kind = match ErrorKind::from_message(&error.message) {
         kind @ (ErrorKind::OutOfDeviceMemory | ErrorKind::Device) => kind,
         _ => ErrorKind::Communication,
     };

@@ -114,7 +114,7 @@ fn words(result: &Result<Measurement, String>) -> String {
     };
     let rate = format!("{:.0} images/s", measured.images_per_second);
     // Other trainers may not report what they wait for.
-    if !measured.tells_parts() {
+    if !measured.phases_cover_step() {
         return rate;
     }
     let waiting = measured.phases.waiting() / measured.step_seconds;
