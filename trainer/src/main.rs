@@ -1,7 +1,5 @@
 //! The trainer's program.
 
-use std::process::ExitCode;
-
 use tikv_jemallocator::Jemalloc;
 
 // Also for libtorch: jemalloc replaces the C library's functions in the whole process. With
@@ -9,6 +7,6 @@ use tikv_jemallocator::Jemalloc;
 #[global_allocator]
 static GLOBAL: Jemalloc = Jemalloc;
 
-fn main() -> ExitCode {
+fn main() -> ! {
     vit_trainer::main()
 }
