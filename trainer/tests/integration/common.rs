@@ -92,6 +92,17 @@ impl Job {
         }
     }
 
+    /// This many ranks, on as few nodes as show what they do: each node costs a process. On the CPU
+    /// a node is no border; simulated GPUs of two nodes have one between them.
+    pub(crate) fn spread(&mut self, ranks: u32) {
+        self.nodes = match self.device {
+            Device::Cpu => 1,
+            Device::SimulatedGpus if ranks > 2 && ranks.is_multiple_of(2) => 2,
+            Device::SimulatedGpus => ranks,
+        };
+        self.ranks_per_node = ranks / self.nodes;
+    }
+
     /// Writes this many images to evaluate.
     pub(crate) fn hold_out(&self, images: usize) {
         fs_err::write(self.data().join("test_batch.bin"), records(9, images)).expect("writes");
@@ -185,6 +196,8 @@ spec:
         let logged = train_lines(&log);
         self.device.prepare(&mut command, &self.gpus);
         let child = command
+            // Tests run beside each other: more threads would only wait for processors.
+            .env("OMP_NUM_THREADS", "1")
             .arg("run")
             .arg("-f")
             .arg(&manifest)

@@ -22,6 +22,11 @@ pub(crate) fn gpus() -> SimulatedGpus {
     SimulatedGpus::new(8)
 }
 
+/// Whether `make test-all` runs the tests. `make test` omits cases whose parts are all in others.
+pub(crate) fn are_all_cases_wanted() -> bool {
+    std::env::var_os("VIT_ALL_CASES").is_some()
+}
+
 impl Device {
     /// The running test's device; the CPU by default.
     pub(crate) fn current() -> Self {
@@ -34,11 +39,12 @@ impl Device {
         test();
     }
 
-    /// All cases on the CPU; on slow simulated GPUs the first ones, if others are
-    /// device-independent.
-    pub(crate) fn cases<T>(self, all: &[T], on_simulated_gpus: usize) -> &[T] {
+    /// The first cases, this many on the CPU and on simulated GPUs. With [`are_all_cases_wanted`],
+    /// the CPU has all.
+    pub(crate) fn cases<T>(self, all: &[T], on_cpu: usize, on_simulated_gpus: usize) -> &[T] {
         match self {
-            Self::Cpu => all,
+            Self::Cpu if are_all_cases_wanted() => all,
+            Self::Cpu => &all[..on_cpu],
             Self::SimulatedGpus => &all[..on_simulated_gpus],
         }
     }

@@ -8,7 +8,7 @@ use crate::agent::{free_port, run_config};
 use crate::common::{
     Job, Running, all_gone, assert_same_files, await_condition, descendants, process_of_rank, write_arrays,
 };
-use crate::device::{Device, on_each_device};
+use crate::device::{Device, are_all_cases_wanted, on_each_device};
 use crate::machine::trainer_on_machine_with;
 use crate::rank::Rank;
 use nix::sys::signal::{Signal, kill};
@@ -64,12 +64,12 @@ fn kill_rank(running: Running, rank: u32, delay: Duration) {
 
 /// Ranks collect a checkpoint together, at each step.
 fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
-    killed_at_any_moment(2, "{zeroStage: 3}", "FirstRank", (60, 8));
+    killed_at_any_moment(2, "{zeroStage: 3}", "FirstRank", (6, 8));
 }
 
 /// Each step is a checkpoint with a share per rank: some are killed while they or others write.
 fn ranks_that_each_write_a_share_may_be_killed_at_any_moment() {
-    killed_at_any_moment(3, "{zeroStage: 3}", "EveryRank", (40, 6));
+    killed_at_any_moment(3, "{zeroStage: 3}", "EveryRank", (4, 6));
 }
 
 /// Most of a step is collectives within blocks.
@@ -79,8 +79,8 @@ fn ranks_that_compute_a_model_together_may_be_killed_at_any_moment() {
         (2, "{tensor: 2, acrossNodes: true}"),
     ];
     // The first one has collectives of two groups at once.
-    for (ranks, parallelism) in Device::current().cases(&cases, 1).iter().copied() {
-        killed_at_any_moment(ranks, parallelism, "FirstRank", (30, 4));
+    for (ranks, parallelism) in Device::current().cases(&cases, 1, 1).iter().copied() {
+        killed_at_any_moment(ranks, parallelism, "FirstRank", (3, 4));
     }
 }
 
@@ -88,16 +88,21 @@ fn killed_at_any_moment(
     ranks: u32,
     parallelism: &'static str,
     writers: &'static str,
-    (epochs, kills): (u32, u32),
+    (epochs_per_kill, kills): (u32, u32),
 ) {
-    // Files after a kill do not depend on the device.
-    let (epochs, kills) = match Device::current() {
-        Device::Cpu => (epochs, kills),
-        Device::SimulatedGpus => (epochs / 5, 2),
+    let device = Device::current();
+    let kills: Vec<u32> = (0..kills).collect();
+    // Files after a kill do not depend on the device, so each has moments of its own.
+    let kills = match device {
+        Device::Cpu if are_all_cases_wanted() => &kills[..],
+        Device::Cpu => &kills[2..4],
+        Device::SimulatedGpus => &kills[..2],
     };
+    let epochs = epochs_per_kill * kills.len() as u32;
     let job = || {
         let mut job = Job::new(100);
-        (job.nodes, job.parallelism, job.writers) = (ranks, parallelism, writers);
+        (job.parallelism, job.writers) = (parallelism, writers);
+        job.spread(ranks);
         (job.epochs, job.every_steps) = (epochs, Some(1));
         job
     };
@@ -105,7 +110,7 @@ fn killed_at_any_moment(
     // Checkpoints do not change training, and take most of the time.
     straight.every_steps = None;
     straight.run_well();
-    for kill_number in 0..kills {
+    for kill_number in kills.iter().copied() {
         let mut running = killed.start();
         running.await_progress(1);
         // A different moment of a step each time, without waiting.

@@ -35,7 +35,7 @@ fn trained(
         "{{imageSize: 32, patchSize: 16, hiddenSize: 24, depth: 3, heads: 12, numClasses: 10, {model}}}"
     );
     job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
-    (job.nodes, job.accumulation, job.epochs) = (ranks, 6 * together / ranks, 1);
+    (job.accumulation, job.epochs) = (6 * together / ranks, 1);
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
@@ -43,6 +43,7 @@ fn trained(
     if ranks == 1 {
         job.device = Device::Cpu;
     }
+    job.spread(ranks);
     job.run_well();
     assert_eq!(job.log("start")[0]["globalBatchSize"], 24);
     job
@@ -69,7 +70,7 @@ const LAMB: &str = "name: lamb, epsilon: 1e-4";
 fn ranks_that_divide_tokens_train_what_one_rank_trains() {
     // The first model is in another test that also shards tokens.
     let models = [MODELS[2], MODELS[1], MODELS[0]];
-    for model in Device::current().cases(&models, 2) {
+    for model in Device::current().cases(&models, 1, 2) {
         let alone = trained(model, (1, 1), ADAMW, EVERYTHING, "{}");
         for (sequence, parallelism) in [
             (2, "{sequence: 2, acrossNodes: true}"),
@@ -98,9 +99,9 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
         (MODELS[2], "name: sgd, momentum: 0.9", &cases[1..2]),
     ];
     // The last optimizer needs nothing from other ranks about whole weights.
-    for (model, optimizer, cases) in Device::current().cases(&models, 2).iter().copied() {
+    for (model, optimizer, cases) in Device::current().cases(&models, 2, 2).iter().copied() {
         let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
-        for (ranks, together, parallelism) in cases.iter().copied() {
+        for (ranks, together, parallelism) in Device::current().cases(cases, 1, cases.len()).iter().copied() {
             let divided = trained(model, (ranks, together), optimizer, EVERYTHING, parallelism);
             assert_same(&divided, &alone, &format!("{model}, {optimizer}, {parallelism}"));
             let sync = &divided.log("train")[0]["sync"];
@@ -111,22 +112,22 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
 
 fn tokens_heads_data_and_training_state_are_divided_at_once() {
     let cases = [
+        (4, 4, "{sequence: 2, tensor: 2, acrossNodes: true, zeroStage: 1}"),
         (4, 2, "{sequence: 2, acrossNodes: true}"),
         (4, 2, "{sequence: 2, acrossNodes: true, zeroStage: 2}"),
         (2, 2, "{sequence: 2, acrossNodes: true, zeroStage: 3}"),
         (6, 6, "{sequence: 3, tensor: 2, acrossNodes: true, zeroStage: 3}"),
-        (4, 4, "{sequence: 2, tensor: 2, acrossNodes: true, zeroStage: 1}"),
     ];
     let models = [
         (MODELS[0], ADAMW, &cases[..]),
-        (MODELS[1], "name: sgd, momentum: 0.9", &cases[4..]),
-        (MODELS[2], LAMB, &cases[4..]),
+        (MODELS[1], "name: sgd, momentum: 0.9", &cases[..1]),
+        (MODELS[2], LAMB, &cases[..1]),
     ];
     // The results of models and optimizers do not depend on the device.
-    let models = Device::current().cases(&models, 1);
+    let models = Device::current().cases(&models, 1, 1);
     for (model, optimizer, cases) in models.iter().copied() {
         let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
-        for (ranks, together, parallelism) in cases.iter().copied() {
+        for (ranks, together, parallelism) in Device::current().cases(cases, 1, cases.len()).iter().copied() {
             let divided = trained(model, (ranks, together), optimizer, EVERYTHING, parallelism);
             assert_same(&divided, &alone, &format!("{model}, {optimizer}, {parallelism}"));
         }
@@ -165,7 +166,8 @@ fn any_division_of_the_model_continues_from_any_other() {
 fn a_stopped_run_of_a_divided_model_continues_to_the_same_bits() {
     let job = || {
         let mut job = Job::new(200);
-        (job.nodes, job.epochs) = (4, Device::current().epochs_to_stop_in());
+        job.spread(4);
+        job.epochs = Device::current().epochs_to_stop_in();
         job.training = "ema: {decay: 0.9}";
         job.parallelism = "{tensor: 2, acrossNodes: true, zeroStage: 1}";
         job
@@ -191,7 +193,7 @@ fn activations_are_exchanged_again_when_they_are_computed_again() {
         (2, "{sequence: 2, acrossNodes: true, zeroStage: 3}", &["block"]),
     ];
     // The second one covers the exchanges of the third.
-    let cases = Device::current().cases(&cases, 2);
+    let cases = Device::current().cases(&cases, 1, 2);
     for (ranks, parallelism, checkpointings) in cases.iter().copied() {
         let kept = trained(MODELS[2], (ranks, ranks), ADAMW, "ema: {decay: 0.9}", parallelism);
         for checkpointing in checkpointings {
@@ -203,10 +205,11 @@ fn activations_are_exchanged_again_when_they_are_computed_again() {
 }
 
 fn divided_models_train_in_half_precision() {
-    for training in [
-        "precision: bf16; ema: {decay: 0.9}",
+    let cases = [
         "precision: bf16; masterWeights: true; ema: {decay: 0.9}",
-    ] {
+        "precision: bf16; ema: {decay: 0.9}",
+    ];
+    for training in Device::current().cases(&cases, 1, 2).iter().copied() {
         let alone = trained(MODELS[1], (1, 1), ADAMW, training, "{}");
         for parallelism in [
             "{sequence: 2, acrossNodes: true}",

@@ -18,9 +18,9 @@ on_each_device!(
 );
 
 const STAGES: [&str; 4] = [
-    "{zeroStage: 1}",
-    "{zeroStage: 2}",
     "{zeroStage: 3}",
+    "{zeroStage: 2}",
+    "{zeroStage: 1}",
     "{zeroStage: 3, reshardAfterForward: false}",
 ];
 
@@ -28,7 +28,7 @@ const STAGES: [&str; 4] = [
 fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, training: &'static str) -> Job {
     let mut job = Job::new(240);
     job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
-    (job.nodes, job.accumulation, job.epochs) = (ranks, 6 / ranks, 1);
+    (job.accumulation, job.epochs) = (6 / ranks, 1);
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
@@ -36,6 +36,7 @@ fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, train
     if ranks == 1 {
         job.device = Device::Cpu;
     }
+    job.spread(ranks);
     job.run_well();
     job
 }
@@ -53,12 +54,12 @@ fn every_stage_trains_what_one_rank_trains() {
     // Large enough that rounding of a gradient near zero does not decide the sign of an update.
     for (optimizer, stages) in [
         ("name: adamw, epsilon: 1e-4", &STAGES[..]),
-        ("name: sgd, momentum: 0.9", &STAGES[1..3]),
+        ("name: sgd, momentum: 0.9", &STAGES[..2]),
         // Needs norms of whole parameters.
         ("name: lamb, epsilon: 1e-4", &STAGES[..3]),
     ] {
         let alone = trained(optimizer, 1, "{}", EVERYTHING);
-        for parallelism in stages {
+        for parallelism in Device::current().cases(stages, 1, stages.len()) {
             let divided = trained(optimizer, 3, parallelism, EVERYTHING);
             assert_close(&divided, &alone, &format!("{optimizer}, {parallelism}"));
             assert!(bytes(&divided, "reduce_scatter") > 0 && bytes(&divided, "all_gather") > 0);
@@ -77,11 +78,11 @@ fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
         (
             "name: adamw, epsilon: 1e-4",
             &[
+                "{offload: {optimizer: CPU, parameters: CPU}, zeroStage: 3}",
                 "{offload: {optimizer: CPU}}",
                 "{offload: {optimizer: CPU}, zeroStage: 1}",
                 "{offload: {optimizer: CPU}, zeroStage: 2}",
                 "{offload: {optimizer: CPU}, zeroStage: 3}",
-                "{offload: {optimizer: CPU, parameters: CPU}, zeroStage: 3}",
                 "{offload: {optimizer: CPU}, zeroStage: 3, reshardAfterForward: false}",
             ][..],
         ),
@@ -95,7 +96,7 @@ fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
         ),
     ] {
         let alone = trained(optimizer, 1, "{}", EVERYTHING);
-        for parallelism in cases {
+        for parallelism in Device::current().cases(cases, 1, cases.len()) {
             let offloaded = trained(optimizer, 3, parallelism, EVERYTHING);
             assert_close(&offloaded, &alone, &format!("{optimizer}, {parallelism}"));
             assert_eq!(
@@ -109,7 +110,7 @@ fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
 
 fn masters_in_host_memory_train_to_the_same_bits() {
     let optimizer = "name: adamw, epsilon: 1e-4";
-    for (training, on_device, offloaded) in [
+    let cases = [
         (
             "precision: bf16; masterWeights: true; ema: {decay: 0.9}; clipGradNorm: 0.5",
             "{}",
@@ -135,7 +136,8 @@ fn masters_in_host_memory_train_to_the_same_bits() {
             "{zeroStage: 3}",
             "{offload: {optimizer: CPU, parameters: CPU}, zeroStage: 3}",
         ),
-    ] {
+    ];
+    for (training, on_device, offloaded) in Device::current().cases(&cases, 2, cases.len()).iter().copied() {
         let on_device = trained(optimizer, 2, on_device, training);
         let host = trained(optimizer, 2, offloaded, training);
         assert_same_files(&on_device, &host, &FILES, offloaded);
@@ -156,10 +158,10 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
             "name: adamw, epsilon: 1e-4",
             EVERYTHING,
             &[
+                (2, 6, "{zeroStage: 3, shardWithinNode: true, sequence: 2}"),
                 (2, 3, "{zeroStage: 1, shardWithinNode: true}"),
                 (2, 3, "{zeroStage: 2, shardWithinNode: true}"),
                 (2, 3, "{zeroStage: 3, shardWithinNode: true}"),
-                (2, 6, "{zeroStage: 3, shardWithinNode: true, sequence: 2}"),
             ][..],
         ),
         (
@@ -182,7 +184,9 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
         ),
     ] {
         let alone = trained(optimizer, 1, "{}", training);
-        for (ranks_per_node, accumulation, parallelism) in cases.iter().copied() {
+        for (ranks_per_node, accumulation, parallelism) in
+            Device::current().cases(cases, 1, cases.len()).iter().copied()
+        {
             let mut hybrid = Job::new(240);
             hybrid.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
             (hybrid.nodes, hybrid.ranks_per_node, hybrid.epochs) = (2, ranks_per_node, 1);
@@ -231,7 +235,7 @@ fn masters_in_shards_train_as_whole_ones_do() {
     let training = "precision: bf16; masterWeights: true; ema: {decay: 0.9}";
     let whole = trained(optimizer, 2, "{}", training);
     // Half a step's micro-batches are summed in 32 instead of 16 bits, and rounded at other points.
-    for parallelism in STAGES {
+    for parallelism in Device::current().cases(&STAGES, 1, STAGES.len()) {
         let divided = trained(optimizer, 2, parallelism, training);
         let share = share_of_movement(&whole, &divided);
         assert!(
@@ -269,10 +273,11 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
 }
 
 fn a_stopped_run_with_divided_weights_continues_to_the_same_bits() {
-    for parallelism in [
-        "{zeroStage: 1}",
+    let cases = [
         "{zeroStage: 3, offload: {optimizer: CPU, parameters: CPU}}",
-    ] {
+        "{zeroStage: 1}",
+    ];
+    for parallelism in Device::current().cases(&cases, 1, 2).iter().copied() {
         let job = || {
             let mut job = Job::new(200);
             job.epochs = Device::current().epochs_to_stop_in();

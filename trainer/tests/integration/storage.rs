@@ -289,7 +289,7 @@ fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
         (2, 1, "{}"),
     ];
     // The division of writing does not depend on the device.
-    let cases = Device::current().cases(&cases, 1);
+    let cases = Device::current().cases(&cases, 1, 1);
     for (nodes, ranks_per_node, parallelism) in cases.iter().copied() {
         check_shares(nodes, ranks_per_node, parallelism);
     }

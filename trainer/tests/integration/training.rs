@@ -52,12 +52,13 @@ fn ranks_and_accumulation_only_divide_the_work() {
 }
 
 fn a_run_that_was_stopped_continues_bit_by_bit() {
-    let mut whole = Job::new(400);
-    whole.epochs = 20;
+    let job = || {
+        let mut job = Job::new(200);
+        job.epochs = 12;
+        job
+    };
+    let (whole, parts) = (job(), job());
     whole.run_well();
-
-    let mut parts = Job::new(400);
-    parts.epochs = 20;
     parts.stop_and_continue();
     assert_eq!(whole.newest().file_name(), parts.newest().file_name());
     let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
@@ -92,7 +93,7 @@ fn a_stop_ends_an_evaluation_which_the_next_attempt_begins_anew() {
 }
 
 fn a_run_continues_with_another_number_of_ranks() {
-    let mut job = Job::new(400);
+    let mut job = Job::new(200);
     (job.nodes, job.micro_batch, job.epochs) = (2, 5, 15);
     job.stop(Signal::SIGINT);
     job.nodes = 1;
