@@ -39,8 +39,8 @@ test: ## Run every check and every test (as root), and print their times
 	@scripts/timed $(CHECKS)
 
 .PHONY: test-all
-test-all: ## The same, plus the release build, older Kubernetes versions, and an upgrade from an earlier operator (as root)
-	@scripts/timed $(CHECKS) test-release test-api-versions test-upgrade
+test-all: ## The same with all cases and the longest tests, plus the release build, older Kubernetes versions, and an upgrade from an earlier operator (as root)
+	@VIT_ALL_CASES=1 scripts/timed $(CHECKS) test-release test-api-versions test-upgrade
 
 .PHONY: toolchain
 toolchain: ## Install missing Debian packages (as root), and fetch libtorch
@@ -70,17 +70,21 @@ generate: ## Generate CRDs and references, dashboards, and the chart's README
 	$(CARGO) run --locked -q -p vit-tests --bin vit-cluster chart-readme
 
 .PHONY: generated
-generated: binaries ## Check that generated files are up to date
+generated: tests ## Check that generated files are up to date
 	target/debug/generate check
 
-# Always the whole workspace: for a part, Cargo would rebuild shared dependencies with other
-# features.
+# Programs and tests at once, and always of the whole workspace: for a part, Cargo would build shared
+# dependencies again with other features.
+.PHONY: tests
+tests: libtorch ## Build all programs and tests
+	$(CARGO) build --workspace --locked --bins --tests
+
 .PHONY: unit
-unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer's own
+unit: tests ## Unit, snapshot, property and mocked-API tests, and the trainer's own
 	$(CARGO) test --workspace --locked --lib --bins --test layers --test reducer --test device --test integration
 
 .PHONY: binaries
-binaries: libtorch ## Build operator, trainer, plugin and test cluster, for tests and the demo
+binaries: libtorch ## Build operator, trainer, plugin and test cluster, for the demo
 	$(CARGO) build --workspace --locked --bins
 
 # The binaries in images.
@@ -151,41 +155,41 @@ nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' header
 	scripts/build-nccl-plugin
 
 .PHONY: chart
-chart: binaries ## Lint the chart, and check its objects
+chart: tests ## Lint the chart, and check its objects
 	target/debug/vit-cluster helm lint --strict charts/vit-operator
 	$(CARGO) test --workspace --locked --test chart
 
 .PHONY: docs
-docs: binaries ## Check links, manifests, messages and commands of the documentation
+docs: tests ## Check links, manifests, messages and commands of the documentation
 	$(CARGO) test --workspace --locked --test docs
 
 .PHONY: docs-write
-docs-write: binaries ## Regenerate the pages of command lines
+docs-write: tests ## Regenerate the pages of command lines
 	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
 .PHONY: e2e
-e2e: binaries ## Test against a real API server and on a real cluster (as root)
+e2e: tests ## Test against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: test-release
-test-release: binaries release ## Train a job on a cluster with images of the release build (as root)
+test-release: tests release ## Train a job on a cluster with images of the release build (as root)
 	VIT_PROFILE=release $(CARGO) test --workspace --locked --test end_to_end -- one_manifest_trains_on_like_gpus
 
 .PHONY: test-api-versions
-test-api-versions: binaries ## Test against API servers of older Kubernetes versions (as root)
+test-api-versions: tests ## Test against API servers of older Kubernetes versions (as root)
 	for version in 1.30 1.33; do VIT_KUBERNETES=$$version $(CARGO) test --workspace --locked --test api_server; done
 
 .PHONY: test-upgrade
-test-upgrade: binaries ## Upgrade the operator of an earlier commit while a job trains, and roll back (as root)
+test-upgrade: tests ## Upgrade the operator of an earlier commit while a job trains, and roll back (as root)
 	earlier=$$(scripts/earlier-operator); VIT_EARLIER_OPERATOR=$$earlier $(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: test-contenders
-test-contenders: binaries ## Run PyTorch, DeepSpeed and Accelerate on the cluster, in an image of 6 GB (as root)
+test-contenders: tests ## Run PyTorch, DeepSpeed and Accelerate on the cluster, in an image of 6 GB (as root)
 	VIT_CONTENDERS=1 $(CARGO) test --workspace --locked --test end_to_end -- --nocapture
 
 .PHONY: chaos
-chaos: binaries ## Inject random faults while jobs train, for MINUTES (15), from SEED (as root)
+chaos: tests ## Inject random faults while jobs train, for MINUTES (15), from SEED (as root)
 	VIT_CHAOS_MINUTES=$(or $(MINUTES),15) $(if $(SEED),VIT_CHAOS_SEED=$(SEED)) \
 		$(CARGO) test --workspace --locked --test end_to_end -- --nocapture

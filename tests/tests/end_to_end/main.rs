@@ -1,6 +1,7 @@
 //! End-to-end tests on a real cluster: kubelets, containers, networks, Prometheus, the operator
 //! from the chart, and images from the shipped Dockerfiles. Needs root. All tests use one cluster:
-//! first those that share it, two at a time, then the others one by one.
+//! first those that share it, two at a time, then the others one by one. `VIT_ALL_CASES`, which
+//! `make test-all` sets, adds the longest.
 //! `target/junit/end_to_end.xml` has durations.
 //!
 //! `VIT_KEEP_CLUSTER` keeps the cluster: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
@@ -59,6 +60,7 @@ const SHARED: &[(&str, Test)] = tests![
     faults::rank_that_is_stopped_is_a_stall_and_the_gang_restarts,
     faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
     faults::job_over_its_deadline_is_stopped,
+    rights::objects_of_others_are_left_alone_and_told,
     plugin::plugin_shows_a_job_that_trains_and_steers_it,
     lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
     lifecycle::job_that_is_stopped_while_its_trainer_starts_is_gone_at_once,
@@ -66,24 +68,29 @@ const SHARED: &[(&str, Test)] = tests![
     lifecycle::scaled_job_continues_in_its_new_size,
     isolation::strangers_reach_metrics_alone,
     bucket::data_sets_are_fetched_and_streamed_from_buckets,
+];
+
+/// Long tests, alone: `make test-all` runs them, before [`ALONE`]. What they show of single parts is
+/// also in shorter tests: of the trainer, the planner, the agent and studies.
+const LONG: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
+    placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
+    faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
+    studies::studies_take_turns_on_a_node_and_skip_what_fits_nowhere,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, measure time, or check a gang's nodes.
 const ALONE: &[(&str, Test)] = tests![
     placement::gang_waits_with_counted_reasons_and_starts_by_itself,
-    placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
     placement::gang_stays_within_one_rack,
     placement::two_jobs_applied_at_once_never_share_a_gpu,
     placement::job_of_higher_priority_goes_first,
     faults::killed_rank_restarts_the_gang_from_its_checkpoint,
-    faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
     gpus::gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory,
     faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
     monitoring::alerts_fire_and_panels_show_data,
     faults::gang_of_a_dead_node_trains_on_elsewhere,
     studies::study_is_measured_through_faults_and_leaves_nothing,
-    studies::studies_take_turns_on_a_node_and_skip_what_fits_nowhere,
     elastic::elastic_gang_shrinks_with_a_node_and_grows_again,
     faults::leader_dies_between_two_pods_and_the_next_one_creates_the_rest,
     disruptions::training_outlives_the_control_plane,
@@ -96,7 +103,6 @@ const ALONE: &[(&str, Test)] = tests![
     documentation::commands_of_how_tos_work,
     install::commands_that_are_told_after_an_installation_work,
     install::release_goes_and_another_takes_over_while_a_job_trains,
-    rights::objects_of_others_are_left_alone_and_told,
     // Last: it needs all requests of the operator.
     rights::operator_has_the_rights_it_uses_and_no_others,
 ];
@@ -121,12 +127,15 @@ const THREADS: usize = 2;
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::from_args();
+    let are_all_wanted = std::env::var_os("VIT_ALL_CASES").is_some() || arguments.filter.is_some();
     let parts = if chaos::wanted()?.is_some() {
         &[(CHAOS, 1)][..]
     } else if upgrade::wanted().is_some() {
         &[(UPGRADE, 1)][..]
     } else if contenders::wanted() {
         &[(CONTENDERS, 1)][..]
+    } else if are_all_wanted {
+        &[(SHARED, THREADS), (LONG, 1), (ALONE, 1)][..]
     } else {
         &[(SHARED, THREADS), (ALONE, 1)]
     };
