@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use contract::log::{LogRecord, LoggedSteps, read_log};
 use contract::{
     Activity, CheckpointRecord, Heartbeat, Heartbeats, Measurement, ProcessState, Progress, RunConfig, Spent,
     TerminationRecord, environment,
 };
-use study::{LogRecord, LoggedSteps};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -314,7 +314,7 @@ impl WatchedLog {
         let is_first = self.node_rank == 0;
         let measured = self.config.measure.filter(|_| is_first).map(|measure| {
             let text = whole(log).map_err(|error| error.to_string())?;
-            let measured = study::read_log(&text, measure.warmup_steps).map_err(|error| error.to_string())?;
+            let measured = read_log(&text, measure.warmup_steps).map_err(|error| error.to_string())?;
             let (epochs, most) = (measured.epochs.len(), Measurement::MOST_EPOCHS);
             if epochs > most {
                 return Err(format!(

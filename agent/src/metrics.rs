@@ -1,10 +1,10 @@
 //! Another trainer's log as Prometheus metrics, with this project's names.
 
+use contract::log::LoggedSteps;
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
 use prometheus::core::Collector;
 use prometheus::{Counter, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder};
-use study::LoggedSteps;
 
 /// Metrics of rank 0 in its pod; in other pods only the node.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ pub mod exit;
 mod file_names;
 pub mod gpu;
 pub mod heartbeat;
+pub mod log;
 #[allow(
     clippy::doc_markdown,
     reason = "`kubectl explain` prints these texts, where backticks are noise"

@@ -1,14 +1,15 @@
-//! A study and measurements for tests.
+//! A study and measurements for tests, also of `study-report`.
 
-use crate::plan::{self, Plan};
 use contract::{Epoch, Measurement, PhaseSeconds};
+
+use crate::Plan;
 
 /// The example's template with other sweeps.
 pub(crate) fn plan(sweeps: &str) -> Plan {
     let example = include_str!("../../examples/studies/digits.yaml");
     let mut study: crds::ViTScalingStudy = serde_saphyr::from_str(example).expect("a study");
     study.spec.sweeps = serde_saphyr::from_str(sweeps).expect("sweeps");
-    plan::plan(&study.spec).expect("a plan")
+    crate::plan(&study.spec).expect("a plan")
 }
 
 /// A run that trains `images_per_second`, in steps of 32 images.

@@ -1,10 +1,8 @@
 //! Scaling studies: one job, measured at many points.
 //!
 //! ```text
-//!   ViTScalingStudy --(plan)--> points, and the runs they need --(the trainer)--> log.jsonl
-//!   log.jsonl --(log)--> Measurement --(results)--> medians per point --(report)--> pages, tables
-//!                             |                                            ^
-//!                             +---(forecast)--> predicted step times ------+
+//!   ViTScalingStudy --(plan)--> points, and the runs they need --(trainer or operator)--> Measurement
+//!   Measurement --(results)--> medians per point --(study-report)--> pages, tables, predictions
 //! ```
 //!
 //! This crate neither trains nor reads files: `vit-trainer study` or the operator runs the jobs.
@@ -12,18 +10,10 @@
 
 #[cfg(test)]
 mod fixtures;
-mod forecast;
-mod log;
-mod model;
 mod plan;
 mod record;
-mod report;
 mod results;
 
-pub use forecast::{EnoughImages, Forecast, HeldOut, Prediction, forecasts};
-pub use log::{LogError, LogRecord, LoggedSteps, LoggedSync, read_log};
-pub use model::{CostModel, Link, Parts, Sample};
-pub use plan::{InvalidStudy, Plan, Point, Run, fingerprint, plan};
+pub use plan::{InvalidStudy, MEASURED_NETWORK, Plan, Point, Run, are_equal, fingerprint, plan};
 pub use record::{Bounds, NOT_RUN, Outcome, Record, Records, most_bytes};
-pub use report::{Report, Subject};
-pub use results::{PointResult, Results, Spread};
+pub use results::{Measured, MeasuredEpoch, PointResult, Results, Spread, rank_hours_per_million_images};

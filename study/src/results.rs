@@ -137,7 +137,7 @@ pub struct Spread {
 impl Spread {
     /// Scales it by a factor of at least 0.
     #[must_use]
-    pub(crate) fn times(self, factor: f64) -> Self {
+    pub fn times(self, factor: f64) -> Self {
         Self {
             median: self.median * factor,
             least: self.least * factor,
@@ -146,7 +146,7 @@ impl Spread {
     }
 
     /// The spread of values; `None` without any.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         let (least, most) = (*values.first()?, *values.last()?);
@@ -220,7 +220,7 @@ impl Results {
 
 impl Point {
     /// Whether both points belong to a sweep over ranks and differ only by ranks.
-    pub(crate) fn is_of_series(&self, other: &Self) -> bool {
+    pub fn is_of_series(&self, other: &Self) -> bool {
         let over_ranks = matches!(self.mode, Mode::Strong | Mode::Weak);
         over_ranks
             && self.sweep == other.sweep
@@ -250,7 +250,7 @@ impl PointResult {
 
 impl Measured {
     /// A part of a step; `None` if the trainer leaves too much of the step unattributed.
-    pub fn told(&self, part: Spread) -> Option<Spread> {
+    pub fn if_attributed(&self, part: Spread) -> Option<Spread> {
         Measurement::phases_cover(self.unattributed_seconds.median, self.step_seconds.median).then_some(part)
     }
 
@@ -303,7 +303,7 @@ impl MeasuredGpu {
 }
 
 /// Hours of `ranks` ranks together to train on a million images at `images_per_second`.
-pub(crate) fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
+pub fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
     f64::from(ranks) * 1e6 / images_per_second / 3600.0
 }
 

@@ -252,7 +252,7 @@ fn point(result: &PointResult) -> PointStatus {
         images_per_second: measured.map(|measured| rounded(measured.images_per_second.median, 1)),
         step_milliseconds: measured.map(|measured| rounded(measured.step_seconds.median * 1e3, 3)),
         sync_share: measured.and_then(|measured| {
-            let exposed = measured.told(measured.exposed_seconds)?.median;
+            let exposed = measured.if_attributed(measured.exposed_seconds)?.median;
             let waiting = exposed + measured.straggler_seconds.median;
             Some(rounded(waiting / measured.step_seconds.median, 4))
         }),

@@ -10,7 +10,8 @@ use fs_err as fs;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use study::{Records, Report};
+use study::Records;
+use study_report::Report;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};

@@ -17,7 +17,7 @@ const MOST_VALUES: usize = 32;
 const MOST_POINTS: usize = 1000;
 
 /// The report's name for the measured network.
-pub(crate) const MEASURED_NETWORK: &str = "as measured";
+pub const MEASURED_NETWORK: &str = "as measured";
 
 /// Number of combinations of a sweep's lists.
 fn points(sweep: &Sweep) -> usize {

@@ -12,7 +12,7 @@ use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(crate) use check::MEASURED_NETWORK;
+pub use check::MEASURED_NETWORK;
 use check::check;
 use job::Job;
 
@@ -257,7 +257,7 @@ impl Run {
 
     /// Identifies a point's job without its ranks, batch and amount of data. `gpusPerNode` stays:
     /// the network between nodes differs from that within one.
-    pub(crate) fn job_key(&self, point: &Point) -> String {
+    pub fn job_key(&self, point: &Point) -> String {
         let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
         for field in [
             "/workers/nodes",
@@ -276,7 +276,7 @@ impl Run {
 
     /// Whether the cost model applies: all ranks are equally fast and exchange only gradients and
     /// weights, whose size does not depend on the images. A gang that may mix GPUs counts as mixed.
-    pub(crate) fn follows_the_model(&self) -> bool {
+    pub fn follows_the_model(&self) -> bool {
         let parallelism = &self.config.parallelism;
         are_equal(&self.speeds)
             && self.spec.placement.homogeneity == Homogeneity::Required
@@ -286,7 +286,7 @@ impl Run {
 }
 
 /// Whether all speeds are equal.
-pub(crate) fn are_equal(speeds: &[f64]) -> bool {
+pub fn are_equal(speeds: &[f64]) -> bool {
     speeds.iter().all(|speed| speed.total_cmp(&speeds[0]).is_eq())
 }
 

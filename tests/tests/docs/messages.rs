@@ -17,13 +17,14 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
 /// Sources with user-visible messages.
-pub(crate) const SOURCES: [&str; 7] = [
+pub(crate) const SOURCES: [&str; 8] = [
     "agent/src",
     "contract/src",
     "crds/src",
     "operator/src",
     "planner/src",
     "study/src",
+    "study-report/src",
     "trainer/src",
 ];
 /// Stands for variable text in a heading.

@@ -154,8 +154,9 @@ fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
     let measure = config.measure?;
     let log =
         fs_err::read_to_string(config.checkpoint.path.join(LOG_NAME)).map_err(|error| error.to_string());
-    let measured =
-        log.and_then(|log| study::read_log(&log, measure.warmup_steps).map_err(|error| error.to_string()));
+    let measured = log.and_then(|log| {
+        contract::log::read_log(&log, measure.warmup_steps).map_err(|error| error.to_string())
+    });
     Some(measured.map(|measurement| {
         Measurement {
             machine: Some(this_machine()),

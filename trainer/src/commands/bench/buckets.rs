@@ -72,7 +72,7 @@ impl Buckets {
         });
         let sizes = sizes.collect();
         let all_reduces: Vec<_> = times.iter().map(|time| (time.bytes, time.seconds)).collect();
-        let link = study::Link::of_all_reduces(ranks, &all_reduces).map(|link| Link {
+        let link = study_report::Link::of_all_reduces(ranks, &all_reduces).map(|link| Link {
             name: "measured".into(),
             latency_microseconds: link.latency * 1e6,
             gigabits_per_second: link.bandwidth * 8.0 / 1e9,

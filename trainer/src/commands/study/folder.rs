@@ -15,11 +15,12 @@
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
+use contract::log::{LogError, read_log};
 use contract::{Machine, Measurement, RunConfig};
 use crds::ViTScalingStudy;
 use fs_err as fs;
 use serde_json::{Value, json};
-use study::{LogError, NOT_RUN, Run, read_log};
+use study::{NOT_RUN, Run};
 
 use crate::calibration::CalibrationFile;
 use crate::error::TrainError;

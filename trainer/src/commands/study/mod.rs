@@ -11,7 +11,8 @@ use std::time::Duration;
 use contract::{ExitCode, FailureClass, MeasureConfig, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
-use study::{Plan, Report, Run};
+use study::{Plan, Run};
+use study_report::Report;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;

@@ -1,8 +1,9 @@
-//! Reads a run's measurement from its `log.jsonl`.
+//! The lines of a run's `log.jsonl`, and the measurement in them.
 
-use contract::gpu::GpuReading;
-use contract::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds};
 use serde::Deserialize;
+
+use crate::gpu::GpuReading;
+use crate::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds};
 
 /// What is wrong with a log.
 #[derive(Debug, thiserror::Error)]

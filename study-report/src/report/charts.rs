@@ -5,8 +5,7 @@ use std::ops::Range;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-
-use crate::results::Spread;
+use study::Spread;
 
 const SIZE: (u32, u32) = (620, 340);
 const MARGIN: u32 = 12;

@@ -1,9 +1,9 @@
 //! The charts of a sweep.
 
 use crds::study::Mode;
+use study::{Measured, MeasuredEpoch, PointResult, Spread};
 
 use super::charts::{Axes, MOST_SERIES, Picture, Series, Stack, medians, stacks};
-use crate::results::{Measured, MeasuredEpoch, PointResult, Spread};
 
 /// A chart with title and caption.
 pub(super) struct Figure {

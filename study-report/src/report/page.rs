@@ -1,13 +1,13 @@
 //! The HTML page.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use study::PointResult;
 
 use super::figures::{Figure, figures, sweeps};
 use super::models;
 use super::notes::notes;
 use super::tables::{columns, place, words};
 use super::{Report, Subject};
-use crate::results::PointResult;
 
 const STYLE: &str = "
 :root { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #24292f; }

@@ -11,10 +11,9 @@ mod tables;
 use contract::Measurement;
 use crds::study::ViTScalingStudySpec;
 use serde::Serialize;
+use study::{Plan, Results};
 
 use crate::forecast::{Forecast, forecasts};
-use crate::plan::Plan;
-use crate::results::Results;
 
 /// What was measured, and on which machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]

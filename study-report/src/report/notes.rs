@@ -1,10 +1,9 @@
 //! Notes that keep readers from misinterpreting the numbers.
 
 use crds::study::Mode;
+use study::{PointResult, are_equal};
 
 use super::figures::{Names, counted};
-use crate::plan::are_equal;
-use crate::results::PointResult;
 
 /// Smallest accuracy gap, in percentage points, that gets a note.
 const LEAST_GAP: f64 = 1.0;

@@ -1,10 +1,9 @@
 //! Cost models and predictions as text and tables.
+use study::{MEASURED_NETWORK, Spread};
 
 use super::charts::{Axes, Series};
 use super::figures::{Figure, counted};
 use crate::forecast::{Forecast, HeldOut, Prediction};
-use crate::plan::MEASURED_NETWORK;
-use crate::results::Spread;
 
 pub(super) const EXPLANATION: &str = "Each part of a step is fitted separately to the medians of all points of a job with equally fast ranks. Costs \
     are at least 0. N: ranks; n: images per rank and step; b: images per micro-batch; x(N): expected maximum of N standard normal \

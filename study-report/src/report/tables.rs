@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use study::{Measured, PointResult, Spread};
+
 use super::notes::notes;
 use super::{Report, figures, models};
-use crate::results::{Measured, PointResult, Spread};
 
 /// A value of a point.
 pub(super) struct Column {
@@ -39,56 +40,56 @@ const COLUMNS: [Column; 23] = [
         title: "compute, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.compute_seconds),
+        value: |m| m.if_attributed(m.compute_seconds),
     },
     Column {
         key: "dataSeconds",
         title: "data, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.data_seconds),
+        value: |m| m.if_attributed(m.data_seconds),
     },
     Column {
         key: "forwardSeconds",
         title: "forward, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.forward_seconds),
+        value: |m| m.if_attributed(m.forward_seconds),
     },
     Column {
         key: "backwardSeconds",
         title: "backward, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.backward_seconds),
+        value: |m| m.if_attributed(m.backward_seconds),
     },
     Column {
         key: "optimizerSeconds",
         title: "optimizer, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.optimizer_seconds),
+        value: |m| m.if_attributed(m.optimizer_seconds),
     },
     Column {
         key: "exposedSeconds",
         title: "exposed, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.exposed_seconds),
+        value: |m| m.if_attributed(m.exposed_seconds),
     },
     Column {
         key: "stragglerSeconds",
         title: "straggler, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.straggler_seconds),
+        value: |m| m.if_attributed(m.straggler_seconds),
     },
     Column {
         key: "communicationSeconds",
         title: "communication, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| m.told(m.communication_seconds),
+        value: |m| m.if_attributed(m.communication_seconds),
     },
     Column {
         key: "epochSeconds",

@@ -1,13 +1,12 @@
 //! Predictions for points that a study did not measure.
 
 use contract::Measurement;
-use crds::study::{self, Predict};
+use crds::study::Predict;
 use indexmap::IndexMap;
 use serde::Serialize;
+use study::{Plan, Run, Spread, rank_hours_per_million_images};
 
 use crate::model::{CostModel, Link, Parts, Sample, Traffic};
-use crate::plan::{Plan, Run};
-use crate::results::{Spread, rank_hours_per_million_images};
 
 /// Measurements or failures by index in [`Plan::runs`] and by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
@@ -353,7 +352,7 @@ fn predictions(
     model: &CostModel,
     drawn: &[CostModel],
     predict: &Predict,
-    links: &[study::Link],
+    links: &[crds::study::Link],
 ) -> Vec<Prediction> {
     let (micro_batch_size, accumulation) = (plan.micro_batch_size, plan.gradient_accumulation_steps);
     let links = links.iter().map(|link| {
