@@ -34,7 +34,7 @@ pub(crate) struct Suite {
     runtime: Runtime,
     folder: tempfile::TempDir,
     digits: PathBuf,
-    /// Whether all tests run.
+    /// Whether all tests run, the longest too.
     pub(crate) is_whole: bool,
     /// Time ranges in which rights were changing.
     unsettled: Mutex<Vec<(Timestamp, Timestamp)>>,

@@ -71,12 +71,14 @@ const SHARED: &[(&str, Test)] = tests![
 ];
 
 /// Long tests, alone: `make test-all` runs them, before [`ALONE`]. What they show of single parts is
-/// also in shorter tests: of the trainer, the planner, the agent and studies.
+/// also in shorter tests: of the trainer, the planner, the agent, studies, the chart and the API server.
 const LONG: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
     placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
     faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
     studies::studies_take_turns_on_a_node_and_skip_what_fits_nowhere,
+    queueing::kueue_grants_a_job_quota_and_takes_it_back,
+    install::release_goes_and_another_takes_over_while_a_job_trains,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, measure time, or check a gang's nodes.
@@ -95,14 +97,12 @@ const ALONE: &[(&str, Test)] = tests![
     faults::leader_dies_between_two_pods_and_the_next_one_creates_the_rest,
     disruptions::training_outlives_the_control_plane,
     pod_groups::gang_is_bound_as_one_where_the_scheduler_can,
-    queueing::kueue_grants_a_job_quota_and_takes_it_back,
     disruptions::operator_is_upgraded_while_a_job_trains,
     disruptions::evicted_gang_trains_on,
     disruptions::namespace_is_deleted_while_its_job_trains,
     documentation::commands_of_getting_started_work,
     documentation::commands_of_how_tos_work,
     install::commands_that_are_told_after_an_installation_work,
-    install::release_goes_and_another_takes_over_while_a_job_trains,
     // Last: it needs all requests of the operator.
     rights::operator_has_the_rights_it_uses_and_no_others,
 ];
@@ -145,7 +145,8 @@ fn main() -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let is_whole = parts.len() > 1 && arguments.filter.is_none() && arguments.skip.is_empty();
+    let is_whole =
+        are_all_wanted && parts.len() > 1 && arguments.filter.is_none() && arguments.skip.is_empty();
     let images = if contenders::wanted() {
         contenders::images()?
     } else {
