@@ -10,7 +10,7 @@
 //!   status   <- TerminationRecord, ExitCode <- agent (container termination message)
 //! ```
 //!
-//! Plain values and serde only, without a Kubernetes client or libtorch.
+//! Plain values, serde and JSON only, without a Kubernetes client or libtorch.
 #![forbid(unsafe_code)]
 
 pub mod environment;

@@ -70,8 +70,8 @@ const SHARED: &[(&str, Test)] = tests![
     bucket::data_sets_are_fetched_and_streamed_from_buckets,
 ];
 
-/// Long tests, alone: `make test-all` runs them, before [`ALONE`]. What they show of single parts is
-/// also in shorter tests: of the trainer, the planner, the agent, studies, the chart and the API server.
+/// The longest tests, which `make test-all` runs one by one before [`ALONE`]. Unit and integration
+/// tests cover the parts: trainer, planner, operator, agent and chart.
 const LONG: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
     placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,

@@ -92,8 +92,8 @@ impl Job {
         }
     }
 
-    /// This many ranks, on as few nodes as show what they do: each node costs a process. On the CPU
-    /// a node is no border; simulated GPUs of two nodes have one between them.
+    /// Sets the number of ranks, on as few nodes as possible, because each node needs another agent.
+    /// On the CPU, nodes make no difference; simulated GPUs are on two, if the ranks are even.
     pub(crate) fn spread(&mut self, ranks: u32) {
         self.nodes = match self.device {
             Device::Cpu => 1,

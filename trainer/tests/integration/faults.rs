@@ -90,13 +90,11 @@ fn killed_at_any_moment(
     writers: &'static str,
     (epochs_per_kill, kills): (u32, u32),
 ) {
-    let device = Device::current();
-    let kills: Vec<u32> = (0..kills).collect();
     // Files after a kill do not depend on the device, so each has moments of its own.
-    let kills = match device {
-        Device::Cpu if are_all_cases_wanted() => &kills[..],
-        Device::Cpu => &kills[2..4],
-        Device::SimulatedGpus => &kills[..2],
+    let kills = match Device::current() {
+        Device::Cpu if are_all_cases_wanted() => 0..kills,
+        Device::Cpu => 2..4,
+        Device::SimulatedGpus => 0..2,
     };
     let epochs = epochs_per_kill * kills.len() as u32;
     let job = || {
@@ -110,7 +108,7 @@ fn killed_at_any_moment(
     // Checkpoints do not change training, and take most of the time.
     straight.every_steps = None;
     straight.run_well();
-    for kill_number in kills.iter().copied() {
+    for kill_number in kills {
         let mut running = killed.start();
         running.await_progress(1);
         // A different moment of a step each time, without waiting.
