@@ -64,10 +64,8 @@ pub mod study_reasons {
     pub const NO_RUNS: &str = "NoRuns";
     /// Complete: every run of the study was measured.
     pub const ALL_RUNS_MEASURED: &str = "AllRunsMeasured";
-    /// Failed: the message names the runs that were not measured. Event: one of them.
+    /// Failed: the message names the runs that were not measured.
     pub const RUNS_FAILED: &str = "RunsFailed";
-    /// Event: a job was stopped because the changed manifest does not need its run.
-    pub const RUN_STOPPED: &str = "RunStopped";
 }
 
 /// Reasons of conditions and Events: one word per cause; the message has the details.
@@ -125,6 +123,8 @@ pub mod reasons {
     pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
     /// Failed: `spec.activeDeadlineSeconds` has passed.
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+    /// Failed: the job got no GPUs within `scheduling.pendingTimeoutSeconds`.
+    pub const PENDING_TIMEOUT: &str = "PendingTimeout";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
     /// Reconciled is false, as is Running for a starting gang, and Event: a call to the API server

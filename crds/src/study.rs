@@ -23,8 +23,10 @@ use status::ViTScalingStudyStatus;
     doc = "ViTScalingStudy measures one job at many points: ranks, batch sizes and any other change.",
     derive = "PartialEq",
     status = "ViTScalingStudyStatus",
-    validation = Rule::new("size(self.metadata.name) <= 32").message("metadata.name must have at most 32 characters, because the names of its jobs contain it"),
+    validation = Rule::new("size(self.metadata.name) <= 28").message("metadata.name must have at most 28 characters, because the names of its jobs contain it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', starting with a letter, because the names of its jobs contain it"),
+    validation = Rule::new("self.spec.template == oldSelf.spec.template && self.spec.measure == oldSelf.spec.measure && self.spec.predict == oldSelf.spec.predict").message("only suspend can be changed, and sweeps added: create another study"),
+    validation = Rule::new("oldSelf.spec.sweeps.all(old, self.spec.sweeps.exists(sweep, sweep.name == old.name))").message("sweeps cannot be removed: create another study"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Runs", type_ = "string", description = "Measured runs, of all", json_path = ".status.runs.summary"),
     printcolumn(name = "Failed", type_ = "integer", description = "Runs that failed", json_path = ".status.runs.failed"),
@@ -79,11 +81,6 @@ pub struct Measure {
     /// retries is how often a run is retried after a failure that may be temporary.
     #[schemars(range(min = 0, max = 10))]
     pub retries: i32,
-    /// pendingTimeoutSeconds is how long a run may wait for GPUs in a cluster before it counts as
-    /// failed and the next one starts; unlimited by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 604_800))]
-    pub pending_timeout_seconds: Option<i32>,
     /// timeoutSeconds is how long a run may last before it counts as failed.
     #[schemars(range(min = 1, max = 604_800))]
     pub timeout_seconds: i32,
@@ -96,7 +93,6 @@ impl Default for Measure {
             warmup_steps: 5,
             repetitions: 3,
             retries: 1,
-            pending_timeout_seconds: None,
             timeout_seconds: 3600,
         }
     }
@@ -111,7 +107,8 @@ impl Default for Measure {
     validation = Rule::new("self.mode != 'Accumulation' || (has(self.gradientAccumulationSteps) && size(self.gradientAccumulationSteps) > 1)").message("mode Accumulation needs at least two values of gradientAccumulationSteps"),
     validation = Rule::new("self.mode != 'Variants' || (has(self.variants) && size(self.variants) > 1)").message("mode Variants needs at least two variants"),
     validation = Rule::new("(self.mode == 'Weak') == has(self.fractionPerRank)").message("fractionPerRank must be given with mode Weak, and with no other"),
-    validation = Rule::new("self.globalBatch == 'Grows' || has(self.ranks)").message("globalBatch Fixed needs ranks to divide the images among")
+    validation = Rule::new("self.globalBatch == 'Grows' || has(self.ranks)").message("globalBatch Fixed needs ranks to divide the images among"),
+    validation = Rule::new("self == oldSelf").message("a sweep cannot be changed: add another one")
 )]
 pub struct Sweep {
     /// name of the sweep in the report.

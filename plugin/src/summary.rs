@@ -87,7 +87,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
         },
         Some(Phase::Failed) => {
             let word = match reason {
-                Some(reasons::INVALID_SPEC | reasons::DEADLINE_EXCEEDED) => reason,
+                Some(reasons::INVALID_SPEC | reasons::DEADLINE_EXCEEDED | reasons::PENDING_TIMEOUT) => reason,
                 _ => failure.or(reason),
             };
             paint.bad(word.unwrap_or_default())

@@ -10,10 +10,10 @@
 
 #[cfg(test)]
 mod fixtures;
+mod outcome;
 mod plan;
-mod record;
 mod results;
 
-pub use plan::{InvalidStudy, MEASURED_NETWORK, Plan, Point, Run, are_equal, fingerprint, plan};
-pub use record::{Bounds, NOT_RUN, Outcome, Record, Records, most_bytes};
+pub use outcome::{NOT_RUN, RunState, StudyJob};
+pub use plan::{InvalidStudy, MEASURED_NETWORK, Plan, Point, Run, are_equal, plan};
 pub use results::{Measured, MeasuredEpoch, PointResult, Results, Spread, rank_hours_per_million_images};

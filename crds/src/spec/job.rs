@@ -317,7 +317,7 @@ impl Default for Parallelism {
     }
 }
 
-/// Scheduling sets queue, scheduler and start timeout of the pods.
+/// Scheduling sets queue, scheduler and time limits before the job trains.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scheduling {
@@ -340,6 +340,11 @@ pub struct Scheduling {
     /// including image pulls. Then the attempt fails and releases its GPUs.
     #[schemars(range(min = 10, max = 86_400))]
     pub start_timeout_seconds: i32,
+    /// pendingTimeoutSeconds is how long the job may wait for quota and GPUs until its first gang is placed. Then it fails.
+    /// Unlimited by default. Time spent suspended does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 604_800))]
+    pub pending_timeout_seconds: Option<i32>,
 }
 
 impl Default for Scheduling {
@@ -348,6 +353,7 @@ impl Default for Scheduling {
             queue_name: None,
             scheduler_name: None,
             start_timeout_seconds: 900,
+            pending_timeout_seconds: None,
         }
     }
 }

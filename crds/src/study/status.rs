@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// ViTScalingStudyStatus reports on a study; measurements are in ConfigMap NAME-results.
+/// ViTScalingStudyStatus reports on a study; measurements are in the status of its jobs.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ViTScalingStudyStatus {
@@ -31,22 +31,12 @@ pub struct ViTScalingStudyStatus {
     /// current is the run in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub current: Option<CurrentRun>,
-    /// nodes are those on which runs are measured, for each way in which variants choose nodes. The
-    /// planner places the first run with the most nodes; smaller runs use the first of its nodes.
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["key".into()]))]
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nodes: Vec<StudyNodes>,
     /// points are the measurements, as medians over repetitions, in the order of the manifest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<PointStatus>,
 }
 
 impl ViTScalingStudyStatus {
-    /// Every node on which the study measures.
-    pub fn all_nodes(&self) -> impl Iterator<Item = &String> {
-        self.nodes.iter().flat_map(|nodes| &nodes.nodes)
-    }
-
     /// The condition of that type ([`conditions::types`](crate::conditions::types)).
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == type_)
@@ -110,16 +100,6 @@ pub struct CurrentRun {
     pub repetition: i32,
     /// job is the name of the ViTTrainingJob.
     pub job: String,
-}
-
-/// StudyNodes are the nodes of runs that choose nodes in the same way.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct StudyNodes {
-    /// key identifies a way to choose nodes.
-    pub key: String,
-    /// nodes in the order of node ranks.
-    pub nodes: Vec<String>,
 }
 
 /// PointStatus is the measurement of a point.

@@ -1,8 +1,9 @@
-//! When a job exceeds its deadline.
+//! When a job exceeds its time limits.
 
 use std::time::Duration;
 
-use crds::Phase;
+use crds::conditions::types;
+use crds::{Phase, ViTTrainingJob};
 use jiff::{SignedDuration, Timestamp};
 
 /// Whether a job whose first gang was placed at `started` has used up its time. A suspended or
@@ -18,6 +19,21 @@ pub(crate) fn is_over(
     };
     let deadline = SignedDuration::try_from(deadline).unwrap_or(SignedDuration::MAX);
     !matches!(phase, Phase::Suspending | Phase::Suspended) && now.duration_since(started) >= deadline
+}
+
+/// How long a job may still wait for its first gang; `None` without a limit.
+pub(crate) fn left_to_wait(job: &ViTTrainingJob, now: Timestamp) -> Option<SignedDuration> {
+    let timeout = job.spec.scheduling.pending_timeout_seconds?;
+    let status = job.status.as_ref();
+    let phase = status.and_then(|status| status.phase).unwrap_or(Phase::Pending);
+    if phase != Phase::Pending || status.is_some_and(|status| status.start_time.is_some()) {
+        return None;
+    }
+    let suspended = status.and_then(|status| status.condition(types::SUSPENDED));
+    let resumed = suspended.map(|condition| condition.last_transition_time.0);
+    let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let since = created.max(resumed)?;
+    Some(SignedDuration::from_secs(timeout.into()) - now.duration_since(since))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::poll::PROGRESS_INTERVAL;
 use super::status;
 use crate::error::{self, Error};
 use crate::policy::gang::PodView;
-use crate::policy::start;
+use crate::policy::{deadline, start};
 
 /// Until the cache shows the last write.
 pub(super) const CATCH_UP: Duration = Duration::from_millis(100);
@@ -94,7 +94,10 @@ pub(super) fn next_round(
         }
         Plan::Create { .. } => NEXT_TURN,
         Plan::CleanUp { .. } if observation.is_on_unready_node() => IN_MOTION,
-        Plan::Wait(_) => WAITING,
+        Plan::Wait(_) => {
+            let left = deadline::left_to_wait(&observation.job, observation.now).map(after);
+            left.map_or(WAITING, |left| WAITING.min(left.max(CATCH_UP)))
+        }
         Plan::Rest(Some(time))
         | Plan::CleanUp {
             expires_in: Some(time),

@@ -20,9 +20,10 @@ mod stopping;
 use std::time::Duration;
 
 use contract::FailureClass;
+use crds::conditions::{reasons, types};
 use crds::status::{AdmissionStatus, ViTTrainingJobStatus};
-use crds::{InvalidJob, Phase, ValidatedJob, conditions};
-use jiff::{SignedDuration, Timestamp};
+use crds::{InvalidJob, Phase, ValidatedJob};
+use jiff::SignedDuration;
 use planner::policy::placement::Placement;
 use planner::policy::request::GangRequest;
 use planner::{Decision, Waiting};
@@ -72,8 +73,8 @@ pub(crate) enum Plan {
     RecordFailedStop(Failure),
     /// Record that the gang of a suspended job is gone.
     Park,
-    /// Record that the job exceeded its deadline.
-    TimeOut(String),
+    /// Record that the job exceeded a time limit, with the reason of its condition.
+    TimeOut { reason: &'static str, message: String },
     /// Delete the running pods of a finished job, on dead nodes by `force`; later the job itself.
     CleanUp {
         pods: Vec<PodId>,
@@ -97,7 +98,7 @@ impl Plan {
             | Self::Drain { .. }
             | Self::RecordFailedStop(_)
             | Self::Park
-            | Self::TimeOut(_)
+            | Self::TimeOut { .. }
             | Self::CleanUp { .. }
             | Self::Expire => true,
             Self::Admit(_)
@@ -146,7 +147,7 @@ pub(crate) fn plan(
     if has_finished(observation, &status) {
         return Plan::Finish;
     }
-    if let Some(plan) = time_out(&status, valid, phase, observation.now) {
+    if let Some(plan) = time_out(observation, &status, valid, phase) {
         return plan;
     }
     if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.suspend, &valid.sizes) {
@@ -259,17 +260,37 @@ pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Err
 }
 
 fn time_out(
+    observation: &Observation,
     status: &ViTTrainingJobStatus,
     valid: &ValidatedJob,
     phase: Phase,
-    now: Timestamp,
 ) -> Option<Plan> {
+    let now = observation.now;
     let started = status.start_time.as_ref().map(|time| time.0);
-    deadline::is_over(valid.active_deadline, started, phase, now).then(|| {
+    if deadline::is_over(valid.active_deadline, started, phase, now) {
         let seconds = valid.active_deadline.unwrap_or_default().as_secs();
-        Plan::TimeOut(format!(
-            "the job has had GPUs for {seconds} s (activeDeadlineSeconds)"
-        ))
+        return Some(Plan::TimeOut {
+            reason: reasons::DEADLINE_EXCEEDED,
+            message: format!("the job has had GPUs for {seconds} s (activeDeadlineSeconds)"),
+        });
+    }
+    let left = deadline::left_to_wait(&observation.job, now);
+    left.is_some_and(|left| !left.is_positive()).then(|| {
+        let seconds = observation
+            .job
+            .spec
+            .scheduling
+            .pending_timeout_seconds
+            .unwrap_or_default();
+        let why = status
+            .condition(types::PLACED)
+            .map_or("it has just been created", |placed| placed.message.as_str());
+        Plan::TimeOut {
+            reason: reasons::PENDING_TIMEOUT,
+            message: format!(
+                "the job got no GPUs within {seconds} s (scheduling.pendingTimeoutSeconds): {why}"
+            ),
+        }
     })
 }
 
@@ -311,7 +332,7 @@ fn follow(
     // Once the gang was complete, a missing pod has disappeared unnoticed.
     let is_new = !observation.was_whole();
     let hindrance = status
-        .condition(conditions::types::RECONCILED)
+        .condition(types::RECONCILED)
         .map_or("it could not be created", |condition| condition.message.as_str());
     gang.extend(missing.iter().map(|node_rank| PodView {
         name: build::pod::name(&observation.job, status.attempt, *node_rank),

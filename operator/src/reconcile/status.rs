@@ -50,9 +50,9 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             next.finish(Phase::Failed);
             next.set(FAILED, true, reasons::INVALID_SPEC, message);
         }
-        Plan::TimeOut(message) => {
+        Plan::TimeOut { reason, message } => {
             next.finish(Phase::Failed);
-            next.set(FAILED, true, reasons::DEADLINE_EXCEEDED, message);
+            next.set(FAILED, true, reason, message);
         }
         Plan::Admit(granted) => next.admitted(granted),
         Plan::Place { attempt, placement } => {

@@ -1,29 +1,27 @@
 //! One round of one study.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crds::conditions::{reasons, study_reasons};
+use crds::conditions::reasons;
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
-use crds::{ViTScalingStudy, ViTTrainingJob, labels};
+use crds::{ViTScalingStudy, ViTTrainingJob};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DeleteParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use kube::runtime::reflector::Store;
 use kube::{Api, Resource as _, ResourceExt as _};
-use study::{Bounds, Outcome, Plan, Record, Records};
+use study::StudyJob;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
-use super::next::{Creation, Deletion, Next, next};
-use super::observation::{Child, Observation, OtherStudy};
-use super::{observation, runs, status};
+use super::next::{Creation, Deletion, next};
+use super::observation::{Observation, nodes};
+use super::{runs, status};
 use crate::error::{self, Error};
-use crate::objects::{create, delete, kind, replace_status, with_uid, written_by_us};
+use crate::objects::{create, delete, kind, replace_status, with_uid};
 use crate::reconcile::{Context, event};
 
 /// A study, or why it cannot be decoded.
@@ -115,220 +113,126 @@ pub(crate) fn error_policy(study: Arc<GuardedStudy>, error: &Error, studies: Arc
 
 async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action, Error> {
     let context = &*studies.context;
-    let jobs = jobs_of(context, &study);
     // Its objects are deleted by owner references.
-    if study.metadata.deletion_timestamp.is_some() || is_settled(&study, &jobs) {
+    if study.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
-    let results = Results::read(context, &study).await?;
-    let observation = observe(studies, study, jobs, results.records());
-    let study = &observation.study;
-    let report = async |status, error: Option<&Error>| {
-        let status = status::with_error(&observation, status, error);
+    let mut observation = observe(studies, study);
+    let study = &Arc::clone(&observation.study);
+    let report = async |observation: &Observation, status, error: Option<&Error>| {
+        let status = status::with_error(observation, status, error);
         write_status(context, study, status).await
     };
     let plan = match runs::plan(study) {
         Ok(plan) => plan,
         Err(why) => {
-            let deleted = delete_jobs(context, study, &Deletion::of_all(&observation)).await;
-            report(status::invalid(&observation, &why), deleted.as_ref().err()).await?;
+            let deleted = delete_jobs(context, study, &Deletion::of_unfinished(&observation)).await;
+            let status = status::invalid(&observation, &why);
+            report(&observation, status, deleted.as_ref().err()).await?;
             return deleted.map(|()| Action::requeue(UNDER_WAY));
         }
     };
     let slots = runs::slots(&plan);
-    let next = next(&observation, &plan, &slots);
-    let results = match results.write(context, study, &next.records).await {
-        Ok(results) => results,
-        Err(error) => {
-            // Without the record nothing is measured: keep the last status, with the error.
-            report(observation.status(), Some(&error)).await?;
+    loop {
+        let next = next(&observation, &plan, &slots);
+        let drafted = status::status(&observation, &plan, &slots, &next);
+        if let Err(error) = delete_jobs(context, study, &next.delete).await {
+            report(&observation, drafted, Some(&error)).await?;
             return Err(error);
         }
-    };
-    let failed = |failure: &String| event(EventType::Warning, study_reasons::RUNS_FAILED, "Measure", failure);
-    context.publish(study.object_ref(&()), next.failures.iter().map(failed).collect());
-    let drafted = status::status(&observation, &plan, &slots, &next);
-    if let Err(error) = delete_jobs(context, study, &next.delete).await {
-        report(drafted, Some(&error)).await?;
-        return Err(error);
+        let created = match &next.create {
+            Some(creation) => create_job(context, study, creation).await,
+            None => Ok(()),
+        };
+        match (created, next.create) {
+            (Err(error), Some(creation)) if error.is_final() => {
+                let refused = creation.job.name_any();
+                warn!(job = refused, %error, "a job of the study is refused");
+                observation.refused.insert(refused, error.to_string());
+            }
+            (created, _) => {
+                let written = report(&observation, drafted, created.as_ref().err()).await?;
+                let next_round = if is_over(&written) {
+                    Action::await_change()
+                } else {
+                    Action::requeue(UNDER_WAY)
+                };
+                return created.map(|()| next_round);
+            }
+        }
     }
-    let stopped = |note: &String| event(EventType::Normal, study_reasons::RUN_STOPPED, "Delete", note);
-    context.publish(study.object_ref(&()), next.stopped.iter().map(stopped).collect());
-    let Some(creation) = &next.create else {
-        report(drafted, None).await?;
-        return Ok(Action::requeue(UNDER_WAY));
-    };
-    // Record nodes before the job that is limited to them. An earlier round's error stays in the
-    // status, because each change of it triggers another round.
-    let written = write_status(context, study, drafted.clone()).await?;
-    if let Err(error) = create_job(context, study, (creation, &plan), &next, results).await {
-        let next = status::with_error(&observation, drafted, Some(&error));
-        write_status(context, &written, next).await?;
-        return Err(error);
-    }
-    Ok(Action::requeue(UNDER_WAY))
 }
 
-/// Whether nothing remains to do until the manifest changes.
-fn is_settled(study: &ViTScalingStudy, jobs: &[Child]) -> bool {
-    let is_over = study.status.as_ref().is_some_and(|status| {
+/// Whether the study has ended, and nothing is left to report.
+fn is_over(study: &ViTScalingStudy) -> bool {
+    study.status.as_ref().is_some_and(|status| {
         status.phase.is_some_and(StudyPhase::is_terminal)
             && status.observed_generation == study.metadata.generation
             && status.condition(crds::conditions::types::RECONCILED).is_none()
-    });
-    // A cache may have lagged when the study ended.
-    is_over && jobs.iter().all(Child::is_over)
+    })
 }
 
-fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<Child> {
+/// The jobs of a study, the oldest first.
+fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<StudyJob> {
     let state = context.jobs.state();
-    let own = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
-    let own = own.filter(|job| observation::is_of(job, study));
-    let mut jobs: Vec<Child> = own
-        .filter_map(|job| {
-            let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
-            let (pods, _) = context.caches.pods_of(job, attempt);
-            let has_pods = pods.iter().any(|pod| !pod.has_ended());
-            Child::of(Arc::new(job.clone()), study, has_pods)
-        })
-        .collect();
-    jobs.sort_by_key(|child| child.job.name_any());
+    let known = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+    let of_study = known.filter_map(|job| StudyJob::new(Arc::new(job.clone()), study));
+    let mut jobs: Vec<StudyJob> = of_study.collect();
+    jobs.sort_by_cached_key(|job| (job.job.creation_timestamp(), job.job.name_any()));
     jobs
 }
 
-fn observe(
-    studies: &Studies,
-    study: Arc<ViTScalingStudy>,
-    jobs: Vec<Child>,
-    records: Records,
-) -> Observation {
+/// Whether any pod of these jobs may still run.
+fn have_pods(context: &Context, jobs: &[StudyJob]) -> bool {
+    jobs.iter().any(|job| {
+        let attempt = job.job.status.as_ref().map_or(0, |status| status.attempt);
+        let (pods, _) = context.caches.pods_of(&job.job, attempt);
+        pods.iter().any(|pod| !pod.has_ended())
+    })
+}
+
+fn observe(studies: &Studies, study: Arc<ViTScalingStudy>) -> Observation {
     let context = &studies.context;
-    let own = study.status.iter().flat_map(ViTScalingStudyStatus::all_nodes);
-    let facts = own.filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
+    let jobs = jobs_of(context, &study);
+    let names = jobs.iter().flat_map(nodes);
+    let facts = names.filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
     Observation {
         facts: facts.collect(),
-        others: others(&studies.store, &study, |other| {
-            let jobs = jobs_of(context, other);
-            let busy = jobs.iter().filter(|child| child.is_busy());
-            busy.flat_map(Child::nodes).cloned().collect()
-        }),
+        waits_for: measures_first(studies, &study),
+        has_pods: have_pods(context, &jobs),
         jobs,
-        records,
+        refused: BTreeMap::new(),
         now: Timestamp::now(),
         study,
     }
 }
 
-/// The other studies with nodes. If two have the same node by chance, the older one keeps it.
-fn others(
-    studies: &Store<GuardedStudy>,
-    own: &ViTScalingStudy,
-    measures_on: impl Fn(&ViTScalingStudy) -> BTreeSet<String>,
-) -> Vec<OtherStudy> {
+/// The study of the same namespace that measures before this one: an older one that is not over or
+/// suspended, or any that still has a running job. Two that measure at once would disturb each
+/// other.
+fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
     let age = |study: &ViTScalingStudy| {
         (
             study.creation_timestamp().map(|time| time.0),
             study.uid().unwrap_or_default(),
         )
     };
-    let state = studies.state();
-    let others = state
-        .iter()
-        .filter_map(|guarded| guarded.0.as_ref().ok())
-        .filter(|other| other.uid() != own.uid());
-    let mut others: Vec<OtherStudy> = others
-        .filter_map(|other| {
-            let measures_on = measures_on(other);
-            let kept = other.status.iter().flat_map(ViTScalingStudyStatus::all_nodes);
-            let nodes: BTreeSet<String> = kept.chain(&measures_on).cloned().collect();
-            (!nodes.is_empty()).then(|| OtherStudy {
-                name: format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()),
-                nodes,
-                measures_on,
-                goes_first: age(other) < age(own),
-            })
+    let state = studies.store.state();
+    let others = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+    let mut first: Vec<&ViTScalingStudy> = others
+        .filter(|other| other.namespace() == own.namespace() && other.uid() != own.uid())
+        .filter(|other| {
+            let is_waiting =
+                !is_over(other) && !other.spec.suspend && other.metadata.deletion_timestamp.is_none();
+            let runs = || {
+                let jobs = jobs_of(&studies.context, other);
+                !jobs.iter().all(StudyJob::is_over) || have_pods(&studies.context, &jobs)
+            };
+            (is_waiting && age(other) < age(own)) || runs()
         })
         .collect();
-    others.sort_by(|left, right| left.name.cmp(&right.name));
-    others
-}
-
-/// The ConfigMap with a study's records.
-struct Results {
-    /// The existing one, if it is the study's.
-    found: Option<ConfigMap>,
-}
-
-impl Results {
-    async fn read(context: &Context, study: &ViTScalingStudy) -> Result<Self, Error> {
-        let name = Records::config_map(&study.name_any());
-        let found = api(context, study).get_opt(&name).await;
-        let found = found.map_err(Error::api("get", kind::<ConfigMap>(), &name))?;
-        let is_own = |config_map: &ConfigMap| {
-            let owners = config_map.owner_references();
-            owners
-                .iter()
-                .any(|owner| Some(&owner.uid) == study.uid().as_ref())
-        };
-        Ok(Self {
-            found: found.filter(is_own),
-        })
-    }
-
-    fn records(&self) -> Records {
-        let data = self.found.as_ref().and_then(|found| found.data.as_ref());
-        data.map(Records::read).unwrap_or_default()
-    }
-
-    /// Replaces the records that were read; a change in between is a conflict.
-    async fn write(
-        self,
-        context: &Context,
-        study: &ViTScalingStudy,
-        records: &Records,
-    ) -> Result<Self, Error> {
-        let data = Some(records.write());
-        let found = match self.found {
-            Some(found) if found.data.clone().unwrap_or_default() == records.write() => found,
-            Some(found) => {
-                let name = found.name_any();
-                let config_map = ConfigMap { data, ..found };
-                let written = api(context, study)
-                    .replace(&name, &written_by_us(), &config_map)
-                    .await;
-                written.map_err(Error::api("update", kind::<ConfigMap>(), &name))?
-            }
-            None => {
-                let config_map = ConfigMap {
-                    metadata: metadata(study),
-                    data,
-                    ..ConfigMap::default()
-                };
-                let own = create(&context.client, study, config_map).await?;
-                // If another writer has just created it, the next round reads it.
-                return Ok(Self { found: own.created });
-            }
-        };
-        Ok(Self { found: Some(found) })
-    }
-}
-
-fn api(context: &Context, study: &ViTScalingStudy) -> Api<ConfigMap> {
-    Api::namespaced(context.client.clone(), &study.namespace().unwrap_or_default())
-}
-
-fn metadata(study: &ViTScalingStudy) -> ObjectMeta {
-    let own = [
-        (labels::MANAGED_BY, labels::MANAGER.to_owned()),
-        (labels::STUDY_NAME, study.name_any()),
-    ];
-    ObjectMeta {
-        name: Some(Records::config_map(&study.name_any())),
-        namespace: study.namespace(),
-        labels: Some(own.map(|(key, value)| (key.into(), value)).into()),
-        owner_references: runs::owner(study).map(|owner| vec![owner]),
-        ..ObjectMeta::default()
-    }
+    first.sort_by_key(|other| age(other));
+    Some(first.first()?.name_any())
 }
 
 /// Deletes jobs of the study.
@@ -336,51 +240,22 @@ async fn delete_jobs(context: &Context, study: &ViTScalingStudy, doomed: &[Delet
     let namespace = study.namespace().unwrap_or_default();
     let jobs: Api<ViTTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
     for doomed in doomed {
-        let parameters = if doomed.is_foreground {
-            DeleteParams::foreground()
-        } else {
-            DeleteParams::background()
-        };
-        let parameters = with_uid(Some(doomed.uid.clone()), parameters);
+        let parameters = with_uid(Some(doomed.uid.clone()), DeleteParams::foreground());
         delete(&jobs, doomed.name.clone(), parameters).await?;
         info!(job = doomed.name, "deleted a job of the study");
     }
     Ok(())
 }
 
-/// Creates a job. If the API server would always refuse it, records a failed run.
-async fn create_job(
-    context: &Context,
-    study: &ViTScalingStudy,
-    (creation, plan): (&Creation, &Plan),
-    next: &Next,
-    results: Results,
-) -> Result<(), Error> {
-    let error = match create(&context.client, study, creation.job.clone()).await {
-        Ok(own) => {
-            if own.created.is_some() {
-                info!(
-                    job = creation.job.name_any(),
-                    run = creation.words,
-                    "created a job of the study"
-                );
-            }
-            return Ok(());
-        }
-        Err(error) if error.is_final() => error,
-        Err(error) => return Err(error),
-    };
-    let mut records = next.records.clone();
-    let record = Record {
-        tries: creation.number,
-        bounds: Bounds::of(plan),
-        outcome: Outcome::failure(error.to_string(), true),
-    };
-    records.insert(&creation.key, creation.repetition, record);
-    results.write(context, study, &records).await?;
-    let note = format!("{}: {error}", creation.words);
-    let failed = event(EventType::Warning, study_reasons::RUNS_FAILED, "Measure", &note);
-    context.publish(study.object_ref(&()), vec![failed]);
+async fn create_job(context: &Context, study: &ViTScalingStudy, creation: &Creation) -> Result<(), Error> {
+    let own = create(&context.client, study, creation.job.clone()).await?;
+    if own.created.is_some() {
+        info!(
+            job = creation.job.name_any(),
+            run = creation.words,
+            "created a job of the study"
+        );
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use planner::policy::request::{GangRequest, Shape};
 use serde_json::json;
-use study::{Plan, Records, Run, fingerprint, most_bytes};
+use study::{Plan, Run};
 
 /// A repetition of a run.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct RunRepetition<'a> {
 pub(super) struct Nodes {
     /// The study's nodes, if known.
     pub(super) pinned: Vec<String>,
-    /// Nodes of other studies, or with a failed GPU.
+    /// Nodes with a failed GPU.
     pub(super) excluded: BTreeSet<String>,
 }
 
@@ -44,26 +44,21 @@ impl RunRepetition<'_> {
     pub(super) fn node_choice(&self) -> String {
         let spec = &self.run.spec;
         let workers = &spec.workers;
-        let chooses = json!([
+        json!([
             self.run.gpus_per_node,
             workers.gpu_resource,
             workers.node_selector,
             workers.tolerations,
             spec.placement,
             spec.scheduling.queue_name,
-        ]);
-        fingerprint(&chooses)
+        ])
+        .to_string()
     }
 
     /// The shape that a node must fit; empty for an invalid job.
     pub(super) fn shape(&self) -> Arc<Shape> {
         let job = ViTTrainingJob::new("run", self.run.spec.clone());
         crds::validate(&job).map_or_else(|_| Arc::default(), |valid| GangRequest::from(&valid).shape)
-    }
-
-    /// Whether its job is not pinned to the study's nodes.
-    pub(super) fn leaves_nodes_open(&self, job: &ViTTrainingJob) -> bool {
-        job.spec.placement.nodes == self.run.spec.placement.nodes
     }
 
     pub(super) fn job_name(&self, study: &ViTScalingStudy, number: u32) -> String {
@@ -136,17 +131,6 @@ pub(super) fn slots(plan: &Plan) -> Vec<RunRepetition<'_>> {
 pub(super) fn plan(study: &ViTScalingStudy) -> Result<Plan, String> {
     let plan = study::plan(&study.spec).map_err(|error| error.to_string())?;
     let mut problems = Vec::new();
-    let epochs = usize::try_from(study.spec.measure.epochs).unwrap_or_default();
-    let bytes = most_bytes(&plan, epochs);
-    if bytes > Records::MOST_BYTES {
-        problems.push(format!(
-            "{} runs of {} repetitions and {epochs} epochs each measure more than a ConfigMap holds ({bytes} bytes of {}): \
-             split the study",
-            plan.runs.len(),
-            plan.repetitions,
-            Records::MOST_BYTES
-        ));
-    }
     // All runs often have the same problem.
     let mut reported = BTreeSet::new();
     for run in &plan.runs {

@@ -1,15 +1,16 @@
 //! The status of a study. Pure.
 
+use crds::Phase;
 use crds::conditions::types::{COMPLETE, FAILED, RECONCILED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons, study_reasons};
 use crds::study::status::{CurrentRun, PointStatus, RunsStatus, StudyPhase, ViTScalingStudyStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
-use study::{Outcome, Plan, PointResult, Records, Results};
+use study::{Plan, PointResult, Results, RunState, StudyJob};
 
 use super::next::Next;
-use super::observation::{Child, Observation};
+use super::observation::{Observation, is_being_deleted, waits_for};
 use super::runs::RunRepetition;
 use crate::error::Error;
 use crate::numbers::rounded;
@@ -66,9 +67,8 @@ impl Draft {
 /// The status of a study with an invalid manifest.
 pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
-    draft.status.nodes.clear();
     draft.end(StudyPhase::Failed);
-    draft.unset(COMPLETE, "the manifest was changed");
+    draft.unset(COMPLETE, "sweeps were added");
     draft.set(FAILED, true, reasons::INVALID_SPEC, why);
     draft.done()
 }
@@ -81,27 +81,35 @@ pub(super) fn status(
     next: &Next,
 ) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
-    let results = Results::new(plan, &next.records.measured(plan));
-    draft.status.points = results.points.iter().map(point).collect();
-    draft.status.runs = Some(runs(plan, slots, &next.records));
-    draft.status.nodes.clone_from(&next.nodes);
-    if next.is_over(plan, slots) {
-        finish(&mut draft, plan, slots, &next.records);
+    let mut measured = plan.measured(&observation.jobs);
+    let states: Vec<RunState> = slots.iter().map(|slot| observation.state(plan, slot)).collect();
+    for (slot, state) in slots.iter().zip(&states) {
+        if let RunState::Failed(message) = state
+            && let Some(run) = plan.runs.iter().position(|run| run.key == slot.run.key)
+        {
+            measured[run][slot.repetition as usize] = Err(message.clone());
+        }
+    }
+    draft.status.points = Results::new(plan, &measured).points.iter().map(point).collect();
+    draft.status.runs = Some(runs(&states));
+    if !states.iter().any(|state| matches!(state, RunState::Open { .. })) {
+        finish(&mut draft, slots, &states);
         return draft.done();
     }
     draft.status.completion_time = None;
-    draft.unset(COMPLETE, "the manifest was changed");
-    draft.unset(FAILED, "the manifest was changed");
-    let under_way = observation.jobs.iter().find(|child| !child.is_over());
+    draft.unset(COMPLETE, "sweeps were added");
+    draft.unset(FAILED, "sweeps were added");
+    let unfinished = observation.unfinished();
     if observation.study.spec.suspend {
-        suspend(&mut draft, under_way);
+        suspend(&mut draft, unfinished);
         return draft.done();
     }
     draft.unset(SUSPENDED, "spec.suspend is not set");
-    draft.status.start_time.get_or_insert(Time(draft.now));
-    if let Some(child) = under_way {
-        follow(&mut draft, slots, child, next);
+    if let Some(job) = unfinished {
+        draft.status.start_time.get_or_insert(Time(draft.now));
+        follow(&mut draft, slots, job, next);
     } else if let Some(creation) = &next.create {
+        draft.status.start_time.get_or_insert(Time(draft.now));
         draft.status.phase = Some(StudyPhase::Pending);
         draft.status.current = Some(CurrentRun {
             run: creation.words.clone(),
@@ -109,6 +117,11 @@ pub(super) fn status(
             job: creation.job.name_any(),
         });
         let message = format!("{}: job {} is created", creation.words, creation.job.name_any());
+        draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+    } else if let Some(other) = &observation.waits_for {
+        draft.status.phase = Some(StudyPhase::Pending);
+        draft.status.current = None;
+        let message = format!("study {other} measures first: one study at a time runs in a namespace");
         draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
     }
     draft.done()
@@ -136,11 +149,11 @@ pub(super) fn with_error(
     draft.status
 }
 
-fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
-    if let Some(child) = under_way {
+fn suspend(draft: &mut Draft, unfinished: Option<&StudyJob>) {
+    if let Some(job) = unfinished {
         let message = format!(
             "job {} is being stopped; it starts over later",
-            child.job.name_any()
+            job.job.name_any()
         );
         draft.set(SUSPENDED, false, reasons::SUSPENDING, &message);
         return;
@@ -152,23 +165,23 @@ fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
     draft.set(RUNNING, false, reasons::SUSPENDED, message);
 }
 
-fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], child: &Child, next: &Next) {
-    let slot = slots.iter().find(|slot| child.is_of(slot));
-    let job = child.job.name_any();
-    let words = slot.map_or_else(|| job.clone(), RunRepetition::words);
+fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], job: &StudyJob, next: &Next) {
+    let slot = slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition));
+    let name = job.job.name_any();
+    let words = slot.map_or_else(|| name.clone(), RunRepetition::words);
     draft.status.current = Some(CurrentRun {
         run: words.clone(),
-        repetition: signed(child.repetition + 1),
-        job: job.clone(),
+        repetition: signed(job.repetition() + 1),
+        job: name.clone(),
     });
-    let is_deleted = child.is_being_deleted() || next.delete.iter().any(|deletion| deletion.name == job);
-    if child.trains() && !is_deleted {
+    let is_deleted = is_being_deleted(job) || next.delete.iter().any(|deletion| deletion.name == name);
+    if job.phase() == Some(Phase::Running) && !is_deleted {
         draft.status.phase = Some(StudyPhase::Running);
         draft.set(
             RUNNING,
             true,
             study_reasons::RUN_TRAINS,
-            &format!("{words} is job {job}"),
+            &format!("{words} is job {name}"),
         );
         return;
     }
@@ -176,31 +189,26 @@ fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], child: &Child, next: &
     let what = if is_deleted {
         "is being deleted".to_owned()
     } else {
-        child.waits_for()
+        waits_for(job)
     };
-    let mut message = format!("{words}: job {job}: {what}");
-    if !next.leaves_nodes_to.is_empty() {
-        let others = next.leaves_nodes_to.join(", ");
-        message += &format!("; the study does not use the nodes of {others}");
-    }
+    let message = format!("{words}: job {name}: {what}");
     draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
 }
 
-fn finish(draft: &mut Draft, plan: &Plan, slots: &[RunRepetition<'_>], records: &Records) {
+fn finish(draft: &mut Draft, slots: &[RunRepetition<'_>], states: &[RunState]) {
     draft.unset(SUSPENDED, "the study is over");
-    let mut failures = Vec::new();
-    for slot in slots {
-        if let Some(Outcome::Failure { message, .. }) = records
-            .get(plan, slot.run, slot.repetition)
-            .map(|record| &record.outcome)
-        {
-            failures.push(format!("{}: {message}", slot.words()));
-        }
-    }
+    let mut failures: Vec<String> = slots
+        .iter()
+        .zip(states)
+        .filter_map(|(slot, state)| match state {
+            RunState::Failed(message) => Some(format!("{}: {message}", slot.words())),
+            _ => None,
+        })
+        .collect();
     let total = slots.len();
     if failures.is_empty() {
         draft.end(StudyPhase::Succeeded);
-        draft.unset(FAILED, "the manifest was changed");
+        draft.unset(FAILED, "sweeps were added");
         draft.set(
             COMPLETE,
             true,
@@ -210,7 +218,7 @@ fn finish(draft: &mut Draft, plan: &Plan, slots: &[RunRepetition<'_>], records: 
         return;
     }
     draft.end(StudyPhase::Failed);
-    draft.unset(COMPLETE, "the manifest was changed");
+    draft.unset(COMPLETE, "sweeps were added");
     let count = failures.len();
     failures.truncate(NAMED_FAILURES);
     let mut message = format!("{count} of {total} runs failed: {}", failures.join("; "));
@@ -220,20 +228,17 @@ fn finish(draft: &mut Draft, plan: &Plan, slots: &[RunRepetition<'_>], records: 
     draft.set(FAILED, true, study_reasons::RUNS_FAILED, &message);
 }
 
-fn runs(plan: &Plan, slots: &[RunRepetition<'_>], records: &Records) -> RunsStatus {
-    let (mut measured, mut failed) = (0, 0);
-    for slot in slots {
-        match records.get(plan, slot.run, slot.repetition) {
-            Some(record) if matches!(record.outcome, Outcome::Measurement(_)) => measured += 1,
-            Some(record) if record.is_over(plan.retries) => failed += 1,
-            _ => {}
-        }
-    }
-    let total = signed(slots.len());
+fn runs(states: &[RunState]) -> RunsStatus {
+    let count =
+        |is_counted: fn(&RunState) -> bool| signed(states.iter().filter(|state| is_counted(state)).count());
+    let (total, measured) = (
+        signed(states.len()),
+        count(|state| matches!(state, RunState::Measured(_))),
+    );
     RunsStatus {
         total,
         measured,
-        failed,
+        failed: count(|state| matches!(state, RunState::Failed(_))),
         summary: format!("{measured}/{total}"),
     }
 }

@@ -14,10 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use planner::facts::inventory::{NodeFacts, Shared, facts};
 use serde_json::{Value, json};
-use study::{Plan, Records};
+use study::{Plan, StudyJob};
 
 use super::next::{Next, next};
-use super::observation::{Child, Observation, OtherStudy};
+use super::observation::Observation;
 use super::{runs, status};
 use crate::fixtures::{self, assert_contains, at, condition};
 
@@ -44,8 +44,9 @@ spec:
 struct Cluster {
     study: ViTScalingStudy,
     jobs: Vec<ViTTrainingJob>,
-    records: Records,
-    others: Vec<OtherStudy>,
+    waits_for: Option<String>,
+    /// Jobs that the API server refuses, with its messages.
+    refused: BTreeMap<String, String>,
     /// The nodes.
     facts: BTreeMap<String, NodeFacts>,
     /// Jobs with stopping pods.
@@ -75,8 +76,8 @@ impl Cluster {
         Self {
             study: serde_json::from_value(study).expect("a study"),
             jobs: vec![],
-            records: Records::default(),
-            others: vec![],
+            waits_for: None,
+            refused: BTreeMap::new(),
             facts: ["a", "b", "c", "d", "e"]
                 .map(|name| (name.to_owned(), node(name)))
                 .into(),
@@ -90,15 +91,16 @@ impl Cluster {
     }
 
     fn observation(&self) -> Observation {
-        let child = |job: &ViTTrainingJob| {
-            Child::of(Arc::new(job.clone()), &self.study, self.stopping).expect("a child")
+        let of_study = |job: &ViTTrainingJob| {
+            StudyJob::new(Arc::new(job.clone()), &self.study).expect("a job of the study")
         };
         Observation {
             study: Arc::new(self.study.clone()),
-            jobs: self.jobs.iter().map(child).collect(),
-            records: self.records.clone(),
-            others: self.others.clone(),
+            jobs: self.jobs.iter().map(of_study).collect(),
+            has_pods: self.stopping,
+            waits_for: self.waits_for.clone(),
             facts: self.facts.clone(),
+            refused: self.refused.clone(),
             now: self.now,
         }
     }
@@ -109,7 +111,6 @@ impl Cluster {
         let slots = runs::slots(&plan);
         let next = next(&observation, &plan, &slots);
         self.study.status = Some(status::status(&observation, &plan, &slots, &next));
-        self.records = next.records.clone();
         self.jobs
             .retain(|job| next.delete.iter().all(|deletion| deletion.name != job.name_any()));
         if let Some(creation) = &next.create {
@@ -265,7 +266,7 @@ fn every_run_is_measured_once_before_any_is_repeated_and_on_the_same_nodes() {
         measured,
         expected.map(|(nodes, number)| (nodes, number.to_owned()))
     );
-    assert!(cluster.jobs.is_empty(), "recorded jobs are deleted");
+    assert_eq!(cluster.jobs.len(), 6, "finished jobs are the results");
     let status = cluster.status();
     assert_eq!(status.phase, Some(StudyPhase::Succeeded));
     assert_eq!(status.runs.as_ref().expect("runs").summary, "6/6");
@@ -285,26 +286,19 @@ fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
     cluster.round();
     cluster.trains_on(&["a", "b", "c", "d"]);
     cluster.fails(FailureClass::PodLost);
-    let next = cluster.round();
-    assert_eq!(next.failures, ["strong-r4-b16 #1: attempt 1: PodLost: it broke"]);
+    cluster.round();
+    assert_eq!(
+        cluster.status().points[2].failure.as_deref(),
+        Some("attempt 1: PodLost: it broke")
+    );
     assert_eq!(number(cluster.job()), "1-2", "the second try");
-    assert_eq!(cluster.jobs.len(), 2, "the first one is kept");
     cluster.fails(FailureClass::PodLost);
     cluster.round();
     assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
-    assert_eq!(cluster.jobs.len(), 2, "the last try of each stays");
     cluster.fails(FailureClass::OutOfMemory);
     cluster.round();
     assert_eq!(cluster.job().spec.workers.nodes, 1);
     assert_eq!(cluster.status().runs.as_ref().expect("runs").failed, 2);
-    // Retries are for transient errors.
-    cluster.study.spec.measure.retries = 2;
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(
-        (cluster.job().spec.workers.nodes, number(cluster.job())),
-        (4, "1-3".into())
-    );
 }
 
 #[test]
@@ -341,29 +335,21 @@ fn a_study_of_which_runs_failed_says_so() {
 
 #[test]
 fn a_run_that_takes_too_long_or_waits_too_long_is_not_repeated() {
-    let mut cluster = Cluster::with("{measure: {pendingTimeoutSeconds: 60}}");
-    cluster.others = vec![other(true)];
+    let mut cluster = Cluster::new();
     cluster.round();
-    cluster.now = at(100);
-    assert!(cluster.round().delete.is_empty(), "it waits for another study");
-    // After its end the wait restarts, because more nodes are free.
-    cluster.others.clear();
-    assert!(cluster.round().failures.is_empty());
-    cluster.now = at(0);
+    cluster.fails(FailureClass::Stalled);
+    let failed = &mut cluster.job_status_of(0).conditions[0];
+    failed.reason = reasons::PENDING_TIMEOUT.into();
+    failed.message = "the job got no GPUs within 60 s".into();
+    cluster.job_status_of(0).last_failure = None;
     cluster.round();
-    cluster.now = at(59);
-    assert!(cluster.round().delete.is_empty());
-    cluster.now = at(60);
-    cluster.round();
-    assert_contains(
-        cluster.status().points[2].failure.as_deref().expect("a failure"),
-        "it got no GPUs within measure.pendingTimeoutSeconds (60): has just been created",
+    assert_eq!(
+        cluster.status().points[2].failure.as_deref(),
+        Some("the job got no GPUs within 60 s")
     );
-    cluster.round();
     cluster.trains_on(&["a", "b"]);
     cluster.fails(FailureClass::Stalled);
-    let conditions = &mut cluster.jobs[0].status.as_mut().expect("a status").conditions;
-    conditions[0].reason = reasons::DEADLINE_EXCEEDED.into();
+    cluster.job_status_of(1).conditions[0].reason = reasons::DEADLINE_EXCEEDED.into();
     cluster.round();
     assert_eq!(
         cluster.status().points[1].failure.as_deref(),
@@ -382,11 +368,7 @@ fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
     cluster.trains_on(&["a", "b", "c", "d"]);
     cluster.round();
     cluster.study.spec.suspend = true;
-    let deleted = cluster.round().delete;
-    assert!(
-        deleted[0].is_foreground,
-        "the next run must not start beside pods that stop"
-    );
+    assert_eq!(cluster.round().delete.len(), 1);
     assert_contains(cluster.message(types::SUSPENDED), "is being stopped");
     assert!(cluster.round().create.is_none());
     assert_eq!(cluster.status().phase, Some(StudyPhase::Suspended));
@@ -398,39 +380,6 @@ fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
         (4, "1".into()),
         "no try is counted"
     );
-    assert!(
-        job.spec.placement.nodes.is_empty(),
-        "others may have its nodes by now"
-    );
-}
-
-#[test]
-fn an_edited_study_goes_on_with_what_it_needs_now() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.ends_well();
-    cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    let edited = Cluster::with("{sweeps: [{name: batch, mode: Batch, microBatchSize: [8, 16]}]}");
-    cluster.study.spec.sweeps = edited.study.spec.sweeps;
-    let name = cluster.job().name_any();
-    let next = cluster.round();
-    assert_eq!(next.delete.len(), 1, "2 ranks are no longer in a sweep");
-    assert_eq!(
-        next.stopped,
-        [format!(
-            "stopped {name}: the edited study no longer needs its run"
-        )]
-    );
-    cluster.round();
-    assert_eq!(cluster.job().spec.training.micro_batch_size, 8);
-    // After the edit is reverted, the measurements still exist.
-    cluster.study.spec.sweeps = Cluster::new().study.spec.sweeps;
-    cluster.round();
-    cluster.round();
-    assert_eq!(cluster.job().spec.workers.nodes, 2);
-    assert_eq!(cluster.status().runs.as_ref().expect("runs").summary, "1/6");
 }
 
 #[test]
@@ -447,7 +396,6 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     cluster.fails(FailureClass::PodLost);
     cluster.round();
     assert!(cluster.job().spec.placement.nodes.is_empty());
-    assert!(cluster.status().nodes.is_empty());
     cluster.trains_on(&["b", "c", "d", "e"]);
     cluster.round();
     cluster.ends_well();
@@ -460,66 +408,58 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     assert!(cluster.job().spec.placement.nodes.is_empty());
 }
 
-/// Another study on two nodes, with a job on one of them.
-fn other(goes_first: bool) -> OtherStudy {
-    OtherStudy {
-        name: "research/other".into(),
-        nodes: ["b".to_owned(), "x".to_owned()].into(),
-        measures_on: ["b".to_owned()].into(),
-        goes_first,
-    }
-}
-
 #[test]
-fn two_studies_never_measure_on_one_node() {
+fn a_study_waits_while_another_one_of_its_namespace_measures() {
     let mut cluster = Cluster::new();
-    cluster.others = vec![other(false)];
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.exclude_nodes, ["b", "x"]);
-    cluster.round();
-    assert_contains(
+    cluster.waits_for = Some("older".into());
+    assert!(cluster.round().create.is_none());
+    assert_eq!(
         cluster.message(types::RUNNING),
-        "the study does not use the nodes of research/other",
+        "study older measures first: one study at a time runs in a namespace"
     );
-    // The other study has ended.
-    cluster.others = vec![];
-    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.waits_for = None;
     cluster.round();
-    assert!(cluster.job().spec.placement.exclude_nodes.is_empty());
-    // Both got their nodes at the same time: the older study stays.
     cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.others = vec![other(false)];
+    // An older one was resumed: the run ends before it starts.
+    cluster.waits_for = Some("older".into());
     assert!(cluster.round().delete.is_empty());
-    cluster.others = vec![other(true)];
-    assert_eq!(cluster.round().delete.len(), 1);
-    cluster.round();
-    let placement = &cluster.job().spec.placement;
-    assert_eq!((placement.nodes.len(), placement.exclude_nodes.len()), (0, 2));
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Running));
+    cluster.ends_well();
+    assert!(cluster.round().create.is_none());
 }
 
 #[test]
-fn a_study_that_waits_for_another_keeps_no_nodes() {
-    // The second run has other node requirements.
-    let variants = "{measure: {repetitions: 1}, sweeps: [{name: v, mode: Variants, variants: \
-        [{name: a, spec: {workers: {nodes: 2}}}, {name: b, spec: {workers: {nodeSelector: {zone: z}}}}]}]}";
-    let mut cluster = Cluster::with(variants);
+fn a_job_that_the_api_server_refuses_fails_its_run_alone() {
+    let mut cluster = Cluster::with("{measure: {repetitions: 1}}");
+    let refused = cluster.round().create.expect("a job").job.name_any();
+    cluster.jobs.clear();
+    cluster.refused.insert(refused, "denied by a webhook".into());
     cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    cluster.round();
-    cluster.others = vec![OtherStudy {
-        nodes: ["x".to_owned()].into(),
-        measures_on: ["x".to_owned()].into(),
-        ..other(true)
-    }];
+    assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
     cluster.ends_well();
     cluster.round();
-    assert_eq!(cluster.job().spec.placement.exclude_nodes, ["x"]);
+    cluster.ends_well();
     cluster.round();
-    assert!(
-        cluster.status().nodes.is_empty(),
-        "the other one may wait for them: {:?}",
-        cluster.status().nodes
+    assert_eq!(
+        cluster.message(types::FAILED),
+        "1 of 3 runs failed: strong-r4-b16 #1: denied by a webhook"
     );
+}
+
+#[test]
+fn a_run_whose_job_was_deleted_is_measured_again() {
+    let mut cluster = Cluster::with("{measure: {repetitions: 1}}");
+    for _ in 0..3 {
+        cluster.round();
+        cluster.ends_well();
+    }
+    cluster.round();
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Succeeded));
+    let two = cluster.jobs.iter().position(|job| job.spec.workers.nodes == 2);
+    cluster.jobs.remove(two.expect("a run of two nodes"));
+    cluster.round();
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Pending));
+    assert_eq!(cluster.job().spec.workers.nodes, 2);
 }
 
 #[test]
@@ -550,24 +490,6 @@ fn of_two_jobs_at_once_one_goes() {
         deleted[0].name, "sizes-second",
         "the later one in the order of runs"
     );
-}
-
-#[test]
-fn nodes_that_no_run_needs_any_more_are_for_others() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.round();
-    cluster.ends_well();
-    cluster.study.spec.sweeps = Cluster::with("{sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}")
-        .study
-        .spec
-        .sweeps;
-    cluster.round();
-    assert_eq!(cluster.status().nodes[0].nodes, ["a", "b"]);
-    cluster.study.spec.template.spec.placement.group_by = vec!["zone".into()];
-    cluster.round();
-    assert!(cluster.status().nodes.is_empty());
 }
 
 #[test]
@@ -628,27 +550,12 @@ fn a_measurement_of_other_steps_or_ranks_is_none() {
     // The job was edited.
     cluster.job().spec.workers.nodes = 1;
     cluster.ends_well();
-    let next = cluster.round();
+    cluster.round();
     assert_contains(
-        &next.failures[0],
+        cluster.status().points[1].failure.as_deref().expect("a failure"),
         "it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step",
     );
-    cluster.trains_on(&["a", "b"]);
-    cluster.ends_well();
-    cluster.round();
-    cluster.trains_on(&["a"]);
-    // With another warm-up, all measurements and the current run are of other steps.
-    cluster.study.spec.measure.warmup_steps = 7;
-    let next = cluster.round();
-    assert_eq!(next.delete.len(), 1);
-    assert_contains(
-        &next.stopped[0],
-        "measure.warmupSteps was changed, and its run starts again",
-    );
-    cluster.round();
-    let job = cluster.job();
-    assert_eq!((job.spec.workers.nodes, number(job)), (2, "1".into()));
-    assert_eq!(cluster.status().runs.as_ref().expect("runs").summary, "0/2");
+    assert_eq!(number(cluster.job()), "1-2");
 }
 
 #[test]
@@ -674,9 +581,9 @@ fn another_trainer_that_does_something_else_is_not_tried_again() {
     cluster.ends_well();
     let measured = measurement(1);
     cluster.job_status_of(0).measurement = Some(Box::new(measured));
-    let next = cluster.round();
+    cluster.round();
     assert_contains(
-        &next.failures[0],
+        cluster.status().points[1].failure.as_deref().expect("a failure"),
         "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step instead of 2 ranks",
     );
     assert_eq!(cluster.job().spec.workers.nodes, 1, "the next run");
@@ -686,36 +593,13 @@ fn another_trainer_that_does_something_else_is_not_tried_again() {
     cluster.job().spec.workers.nodes = 1;
     cluster.ends_well();
     cluster.job_status_of(0).measurement = Some(Box::new(measurement(1)));
-    let next = cluster.round();
-    assert_contains(&next.failures[0], "the job was changed: it trained on 1 ranks");
+    cluster.round();
+    assert_contains(
+        cluster.status().points[1].failure.as_deref().expect("a failure"),
+        "the job was changed: it trained on 1 ranks",
+    );
     let job = cluster.job();
     assert_eq!((job.spec.workers.nodes, number(job)), (2, "1-2".into()));
-}
-
-#[test]
-fn a_longer_deadline_is_for_runs_that_wait_or_have_failed() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.study.spec.measure.timeout_seconds = 1200;
-    assert_eq!(cluster.round().delete.len(), 1, "it has not begun");
-    cluster.round();
-    assert_eq!(cluster.job().spec.active_deadline_seconds, Some(1200));
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.study.spec.measure.timeout_seconds = 1800;
-    assert!(cluster.round().delete.is_empty(), "it may end in time");
-    cluster.fails(FailureClass::Diverged);
-    let next = cluster.round();
-    assert!(next.failures.is_empty(), "perhaps of the old deadline");
-    assert_eq!(next.delete.len(), 1);
-    cluster.round();
-    let job = cluster.job();
-    assert_eq!((job.spec.workers.nodes, number(job)), (4, "1".into()));
-    assert_eq!(job.spec.active_deadline_seconds, Some(1800));
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.study.spec.measure.timeout_seconds = 2400;
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(cluster.job().spec.workers.nodes, 2, "it ended in time");
 }
 
 #[test]
@@ -745,44 +629,6 @@ fn nodes_are_not_judged_by_a_run_that_has_just_ended() {
     cluster.ends_well();
     cluster.round();
     assert_eq!(cluster.job().spec.placement.nodes, ["a"], "b is no longer needed");
-}
-
-#[test]
-fn a_node_is_not_given_up_for_a_run_that_is_over() {
-    let mut cluster = Cluster::with(
-        "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Variants, variants: [{name: small}, \
-         {name: large, spec: {workers: {resources: {requests: {cpu: '64'}, limits: {cpu: '64'}}}}}, \
-         {name: half, spec: {training: {precision: bf16}}}, {name: other, spec: {training: {tf32: true}}}]}]}",
-    );
-    cluster.round();
-    cluster.trains_on(&["a"]);
-    cluster.ends_well();
-    cluster.round();
-    cluster.fails(FailureClass::BadConfig);
-    cluster.round();
-    cluster.trains_on(&["a"]);
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(
-        cluster.job().spec.placement.nodes,
-        ["a"],
-        "where half was measured"
-    );
-}
-
-#[test]
-fn nodes_are_for_others_once_the_runs_that_need_them_are_over() {
-    let mut cluster =
-        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
-    cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    cluster.round();
-    assert_eq!(cluster.status().nodes[0].nodes, ["a", "b"]);
-    cluster.ends_well();
-    cluster.round();
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.nodes, ["a"]);
-    assert_eq!(cluster.status().nodes[0].nodes, ["a"]);
 }
 
 #[test]
@@ -823,10 +669,6 @@ fn what_a_cluster_cannot_run_is_told_by_name() {
         why("{measure: {epochs: 51, repetitions: 1}}"),
         "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a termination message holds no more"
     );
-    assert_contains(
-        &why("{measure: {epochs: 50, repetitions: 100}}"),
-        "split the study",
-    );
     let variants = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]}";
     assert_contains(
         &why(variants),
@@ -841,5 +683,5 @@ fn jobs_of_others_are_left_alone() {
     let cluster = Cluster::new();
     let mut job = ViTTrainingJob::new("sizes-00000000-1", cluster.plan().runs[0].spec.clone());
     job.metadata.namespace = Some("research".into());
-    assert!(Child::of(Arc::new(job), &cluster.study, false).is_none());
+    assert!(StudyJob::new(Arc::new(job), &cluster.study).is_none());
 }

@@ -4,13 +4,14 @@ mod list;
 mod render;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use crds::ViTScalingStudy;
+use crds::{ViTScalingStudy, ViTTrainingJob, labels};
 use fs_err as fs;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use study::Records;
+use kube::api::ListParams;
+use study::StudyJob;
 use study_report::Report;
 
 use crate::cluster::Cluster;
@@ -126,14 +127,15 @@ fn screen(cluster: &Cluster, study: &ViTScalingStudy) -> String {
 async fn report(cluster: &Cluster, name: &StudyName, folder: PathBuf) -> Result<Exit, Error> {
     let study = cluster.get(name).await?;
     let plan = study::plan(&study.spec).map_err(|error| Error::Usage(format!("study {name}: {error}")))?;
-    let results = Records::config_map(name.as_str());
-    let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().clone(), cluster.namespace());
-    let found = config_maps
-        .get_opt(&results)
+    let jobs: Api<ViTTrainingJob> = Api::namespaced(cluster.client().clone(), cluster.namespace());
+    let of_study = ListParams::default().labels(&format!("{}={name}", labels::STUDY_NAME));
+    let found = jobs
+        .list(&of_study)
         .await
-        .map_err(|error| cluster.error(&format!("get ConfigMap {results}"), error))?;
-    let data = found.and_then(|found| found.data).unwrap_or_default();
-    let measured = Records::read(&data).measured(&plan);
+        .map_err(|error| cluster.error(&format!("list the jobs of study {name}"), error))?;
+    let jobs = found.items.into_iter().map(Arc::new);
+    let jobs: Vec<StudyJob> = jobs.filter_map(|job| StudyJob::new(job, &study)).collect();
+    let measured = plan.measured(&jobs);
     if measured.iter().flatten().all(Result::is_err) {
         return Err(Error::Usage(format!(
             "study {name} has measured nothing yet: {} shows why",

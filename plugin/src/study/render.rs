@@ -25,12 +25,6 @@ pub(super) fn render(study: &ViTScalingStudy, place: &Place, now: Timestamp, pai
     if let Some(message) = why(&status) {
         say(message);
     }
-    let mut nodes: Vec<&str> = status.all_nodes().map(String::as_str).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    if !nodes.is_empty() {
-        say(&format!("measures on {}", nodes.join(", ")));
-    }
     for sweep in &study.spec.sweeps {
         let points: Vec<&PointStatus> = status
             .points

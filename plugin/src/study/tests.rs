@@ -22,7 +22,6 @@ fn a_study_under_way_shows_its_points_and_what_it_waits_for() {
             condition("Running", "False", "strong-r4-b16 #1: job digits-0a1b2c3d-1: no group of identical GPUs fits"),
             condition("Failed", "False", "the manifest was changed"),
         ],
-        "nodes": [{"key": "a", "nodes": ["node1", "node0"]}, {"key": "b", "nodes": ["node0"]}],
         "points": [
             {
                 "sweep": "strong", "ranks": 1, "microBatchSize": 16, "gradientAccumulationSteps": 1, "variant": "like",

@@ -142,6 +142,12 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
                 "create it again under its name, with a longer deadline or none: it continues from its last checkpoint",
             )],
         ),
+        reasons::PENDING_TIMEOUT => (
+            "It got no GPUs within spec.scheduling.pendingTimeoutSeconds.",
+            vec![Words(
+                "create it again once GPUs are free, with a longer limit or none",
+            )],
+        ),
         reasons::ATTEMPT_FAILED => (
             "An attempt failed.",
             vec![Vit("see which rank, and why", "status JOB")],
@@ -351,6 +357,7 @@ mod tests {
             reasons::INVALID_SPEC,
             reasons::RESTARTS_EXHAUSTED,
             reasons::DEADLINE_EXCEEDED,
+            reasons::PENDING_TIMEOUT,
             reasons::RECONCILE_FAILED,
             reasons::STRAGGLER_FOUND,
         ] {

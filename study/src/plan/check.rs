@@ -42,9 +42,6 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     problems.within("measure.warmupSteps", measure.warmup_steps, &(0..=1_000_000));
     problems.within("measure.repetitions", measure.repetitions, &(1..=100));
     problems.within("measure.retries", measure.retries, &(0..=10));
-    if let Some(seconds) = measure.pending_timeout_seconds {
-        problems.within("measure.pendingTimeoutSeconds", seconds, &(1..=604_800));
-    }
     problems.within("measure.timeoutSeconds", measure.timeout_seconds, &(1..=604_800));
     for ranks in &study.predict.ranks {
         problems.within("predict.ranks", *ranks, &(1..=1_000_000));
@@ -290,10 +287,6 @@ mod tests {
             (
                 "measure: {retries: 11}",
                 "spec.measure.retries is 11: must be 0 to 10",
-            ),
-            (
-                "measure: {pendingTimeoutSeconds: 0}",
-                "spec.measure.pendingTimeoutSeconds is 0: must be 1 to 604800",
             ),
             (
                 "measure: {timeoutSeconds: 0}",

@@ -2,6 +2,7 @@
 
 mod check;
 mod job;
+mod key;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 pub use check::MEASURED_NETWORK;
 use check::check;
 use job::Job;
+use key::key;
 
 /// All points and runs of a study.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +33,6 @@ pub struct Plan {
     pub retries: u32,
     /// How long a run may last.
     pub timeout: Duration,
-    /// How long a run may wait for GPUs in a cluster.
-    pub pending_timeout: Option<Duration>,
     /// The template's images per micro-batch.
     pub micro_batch_size: u32,
     /// The template's micro-batches per step.
@@ -143,10 +143,6 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
         retries: count(study.measure.retries),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
-        pending_timeout: study
-            .measure
-            .pending_timeout_seconds
-            .map(|seconds| Duration::from_secs(count(seconds).into())),
         micro_batch_size: count(study.template.spec.training.micro_batch_size),
         gradient_accumulation_steps: count(study.template.spec.training.gradient_accumulation_steps),
     };
@@ -349,15 +345,6 @@ fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
         }
     }
     choices
-}
-
-fn key(spec: &ViTTrainingJobSpec, speeds: &[f64]) -> String {
-    fingerprint(&json!([spec, speeds]))
-}
-
-/// CRC-32 of a value's JSON, as eight hexadecimal digits.
-pub fn fingerprint(value: &Value) -> String {
-    format!("{:08x}", crc32fast::hash(value.to_string().as_bytes()))
 }
 
 fn count(value: i32) -> u32 {

@@ -227,12 +227,15 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     let mut valid: Value = serde_saphyr::from_str(valid)?;
     if rule.kind == Kind::Change {
         valid["metadata"]["name"] = json!(format!("rule-{index}"));
-        // Changes of dependent fields need these.
-        valid["spec"]["workers"]["volumes"] = json!([{"name": "before", "emptyDir": {}}]);
-        valid["spec"]["workers"]["runAsUser"] = json!(0);
+        if case.subject == Subject::Job {
+            // Changes of dependent fields need these.
+            valid["spec"]["workers"]["volumes"] = json!([{"name": "before", "emptyDir": {}}]);
+            valid["spec"]["workers"]["runAsUser"] = json!(0);
+        }
     }
     let mut manifest = valid.clone();
-    let part = if rule.field.is_empty() { "metadata" } else { "spec" };
+    let is_of_name = rule.field.is_empty() && rule.kind != Kind::Change;
+    let part = if is_of_name { "metadata" } else { "spec" };
     json_patch::merge(&mut manifest[part], &case.change);
     if rule.kind == Kind::State && !rule.field.is_empty() {
         ensure!(

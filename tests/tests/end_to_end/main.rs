@@ -76,7 +76,7 @@ const LONG: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
     placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
     faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
-    studies::studies_take_turns_on_a_node_and_skip_what_fits_nowhere,
+    studies::studies_take_turns_and_skip_what_fits_nowhere,
     queueing::kueue_grants_a_job_quota_and_takes_it_back,
     install::release_goes_and_another_takes_over_while_a_job_trains,
 ];

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
 use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, PostParams};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use vit_tests::plugin::{command, ended};
@@ -25,16 +25,13 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         }),
     )?;
     let plan = study::plan(&study.spec)?;
-    // Foreign objects have the names that it needs.
+    // A foreign object has the name that it needs.
     let mut taken = ViTTrainingJob::new(
         &format!("sizes-{}-1", plan.runs[1].key),
         study.spec.template.spec.clone(),
     );
     taken.spec.suspend = true;
-    namespace.apply_all(&[
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "sizes-results"}}),
-        serde_json::to_value(&taken)?,
-    ])?;
+    namespace.apply_all(&[serde_json::to_value(&taken)?])?;
     namespace.create_study(&study)?;
     let told = |what: &str| {
         namespace.wait_study("sizes", what, |status| {
@@ -42,8 +39,6 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
             condition.is_some_and(|condition| condition.message.contains(what))
         })
     };
-    told("failed to create ConfigMap sizes-results: an object with this name does not belong to this study")?;
-    namespace.kubectl(["delete", "configmap", "sizes-results"])?;
     told("failed to create ViTTrainingJob sizes-")?;
     namespace.kubectl(["delete", "vtj", &taken.name_any()])?;
 
@@ -84,18 +79,12 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         );
     }
 
-    // The results are the jobs' measurements, and the report shows them.
-    let results = namespace.kubectl(["get", "configmap", "sizes-results", "-o", "jsonpath={.data}"])?;
-    let results: Value = serde_json::from_str(&results)?;
-    let two = &results[format!("{}.1", plan.runs[1].key)];
-    let two: Value = serde_json::from_str(two.as_str().context("no record")?)?;
+    // The results are the measurements of its jobs, and the report shows them.
+    let third = namespace.status(&format!("{first}-3"))?;
+    let measured = third.measurement.context("the last try measured nothing")?;
     ensure!(
-        two["tries"] == 3
-            && two["measurement"]["worldSize"] == 2
-            && two["measurement"]["nodes"]
-                .as_array()
-                .is_some_and(|nodes| nodes.len() == 2 && !nodes.contains(&json!(dead))),
-        "{two}"
+        measured.world_size == 2 && measured.nodes.len() == 2 && !measured.nodes.contains(&dead),
+        "{measured:?}"
     );
     let shown = namespace.plugin(&["study", "status", "sizes"])?;
     check_contains(
@@ -110,14 +99,12 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     namespace.plugin(&["study", "report", "sizes", "--to", &folder.display().to_string()])?;
     let report: Value = serde_json::from_str(&fs_err::read_to_string(folder.join("report.json"))?)?;
     ensure!(
-        report["points"][1]["imagesPerSecond"]["median"] == two["measurement"]["imagesPerSecond"],
+        report["points"][1]["imagesPerSecond"]["median"] == measured.images_per_second,
         "{report}"
     );
     ensure!(fs_err::read_to_string(folder.join("report.html"))?.contains("<svg"));
 
     // Deleting the study deletes all its objects.
-    let jobs = namespace.job_names()?;
-    ensure!(jobs.is_empty(), "left: {jobs:?}");
     namespace.kubectl(["delete", "vits", "sizes"])?;
     until(|| {
         let left = namespace.kubectl(["get", "vtj,configmaps,pods", "-o", "name"])?;
@@ -130,25 +117,27 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     })
 }
 
-/// Two studies that need the same node, one edited while running; one with an unplaceable sweep.
-pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &Context<'_>) -> Result<()> {
+/// Two studies of a namespace; one with an unplaceable sweep.
+pub(crate) fn studies_take_turns_and_skip_what_fits_nowhere(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("studies")?;
     let over = |status: &ViTScalingStudyStatus| status.phase.is_some_and(StudyPhase::is_terminal);
-    let batches = |sizes: &[i32]| json!([{"name": "batch", "mode": "Batch", "microBatchSize": sizes}]);
-    let measure = || json!({"epochs": 2, "warmupSteps": 1, "repetitions": 1, "pendingTimeoutSeconds": 10});
-    // Only one node has these GPUs, two of them: unless studies take turns, both would run at once.
-    let on_one_node = |sizes: &[i32]| {
-        json!({
-            "template": {"spec": {"placement": {"gpu": {"products": ["NVIDIA-H200"]}}}},
-            "measure": measure(),
-            "sweeps": batches(sizes),
-        })
+    let batch = |name: &str, sizes: &[i32]| json!({"name": name, "mode": "Batch", "microBatchSize": sizes});
+    let measure = || json!({"epochs": 2, "warmupSteps": 1, "repetitions": 1});
+    let study = |name: &str, sizes: &[i32]| {
+        namespace.study(
+            name,
+            json!({"measure": measure(), "sweeps": [batch("batch", sizes)]}),
+        )
     };
-    namespace.create_study(&namespace.study("first", on_one_node(&[16, 32]))?)?;
+    namespace.create_study(&study("first", &[16, 32])?)?;
     namespace.wait_run("first", 1)?;
-    namespace.create_study(&namespace.study("second", on_one_node(&[8, 24]))?)?;
-    // It continues with the edited sweeps.
-    namespace.patch_study("first", json!({"sweeps": batches(&[16, 64])}))?;
+    namespace.create_study(&study("second", &[8, 24])?)?;
+    // Its sweeps can be added to, and not changed.
+    let changed = namespace.patch_study("first", json!({"sweeps": [batch("batch", &[16, 64])]}));
+    let refused = changed.err().context("a sweep was changed")?.to_string();
+    check_contains(&refused, &["a sweep cannot be changed"])?;
+    let added = json!({"sweeps": [batch("batch", &[16, 32]), batch("more", &[16, 64])]});
+    namespace.patch_study("first", added)?;
     let (mut at_once, mut waited) = (Ok(false), false);
     let status = namespace.wait_study("second", "is over", |status| {
         let both = namespace.jobs_on_nodes().map(|jobs| {
@@ -159,25 +148,37 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
             at_once = both;
         }
         let running = status.condition("Running");
-        let told = "the study does not use the nodes of studies/first";
-        waited |= running.is_some_and(|running| running.message.ends_with(told));
+        waited |= running.is_some_and(|running| running.message.starts_with("study first measures first"));
         over(status)
     })?;
     let both_at_once = at_once?;
-    ensure!(!both_at_once, "two studies ran on one node at the same time");
+    ensure!(!both_at_once, "two studies ran at the same time");
     ensure!(waited, "the second study does not name the one it waits for");
     ensure!(status.phase == Some(StudyPhase::Succeeded), "{status:#?}");
     let first = namespace.wait_study("first", "is over", over)?;
-    let sizes: Vec<(i32, i32)> = first
+    let sizes: Vec<(&str, i32, i32)> = first
         .points
         .iter()
-        .map(|point| (point.micro_batch_size, point.measured))
+        .map(|point| (point.sweep.as_str(), point.micro_batch_size, point.measured))
         .collect();
-    ensure!(sizes == [(16, 1), (64, 1)], "{sizes:?}");
+    ensure!(
+        sizes
+            == [
+                ("batch", 16, 1),
+                ("batch", 32, 1),
+                ("more", 16, 1),
+                ("more", 64, 1)
+            ],
+        "{sizes:?}"
+    );
 
     // The larger run comes first but fits no group; the other one continues without it.
     let sweeps = json!([{"name": "strong", "mode": "Strong", "ranks": [1, 8]}]);
-    let large = namespace.study("large", json!({"measure": measure(), "sweeps": sweeps}))?;
+    let limited = json!({"spec": {"scheduling": {"pendingTimeoutSeconds": 10}}});
+    let large = namespace.study(
+        "large",
+        json!({"template": limited, "measure": measure(), "sweeps": sweeps}),
+    )?;
     namespace.create_study(&large)?;
     let status = namespace.wait_study("large", "is over", over)?;
     ensure!(status.phase == Some(StudyPhase::Failed), "{status:#?}");
@@ -186,7 +187,7 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
         &failed.message,
         &[
             "1 of 2 runs failed: strong-r8-b",
-            "it got no GPUs within measure.pendingTimeoutSeconds (10)",
+            "the job got no GPUs within 10 s (scheduling.pendingTimeoutSeconds)",
             "needs 8",
         ],
     )?;
@@ -272,14 +273,6 @@ impl Namespace<'_> {
         let placed = self.status(&job)?;
         ensure!(placed.nodes().len() == nodes, "{job}: {placed:#?}");
         Ok(job)
-    }
-
-    fn job_names(&self) -> Result<Vec<String>> {
-        let jobs = self.jobs();
-        let listed = self
-            .context
-            .block_on(async { jobs.list(&ListParams::default()).await })?;
-        Ok(listed.items.iter().map(ViTTrainingJob::name_any).collect())
     }
 
     /// Jobs with unfinished pods.

@@ -800,7 +800,7 @@ fn a_job_that_has_used_up_its_time_fails_and_its_pods_go() {
     let mut observation = observation(job, gang(1));
     assert_eq!(decide(&observation), Plan::Follow);
     observation.now = at(110);
-    assert!(matches!(step(&mut observation), Plan::TimeOut(_)));
+    assert!(matches!(step(&mut observation), Plan::TimeOut { .. }));
     let status = observation.status();
     let (reason, message) = condition(&status, types::FAILED);
     assert_eq!(reason, reasons::DEADLINE_EXCEEDED);
