@@ -98,6 +98,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         stragglers: None,
         is_stall_suspected: false,
         queue: Queue::default(),
+        start_pace: std::time::Duration::from_secs(5),
         now: at(100),
     }
 }

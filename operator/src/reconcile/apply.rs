@@ -1,19 +1,20 @@
-//! Step 5: applies changes.
+//! Applies a step's writes.
 
 use std::time::Duration;
 
 use crds::{ViTTrainingJob, conditions};
 use futures::{StreamExt as _, stream};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, DynamicObject};
 use kube::runtime::events::EventType;
-use kube::{Api, Client, Resource as _, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use tracing::{debug, warn};
 
-use super::changes::{Changes, WorkloadChange};
 use super::context::Context;
 use super::events;
+use super::step::{Object, Write};
 use crate::api::kueue::Workload;
 use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
@@ -25,132 +26,118 @@ const PODS_AT_ONCE: usize = 16;
 /// After this time a round leaves the remaining pods to the next, to notice failures.
 const CREATING: Duration = Duration::from_secs(1);
 
-/// Applies changes, idempotently.
+/// Applies writes in order, idempotently, until one fails.
 pub(crate) async fn apply(
     context: &Context,
     client: &Client,
     job: &ViTTrainingJob,
-    changes: Changes,
+    writes: Vec<Write>,
 ) -> Result<(), Error> {
-    let Changes {
-        attempt,
-        pod_groups,
-        create_pod_group,
-        create_config_map,
-        create_service,
-        create_network_policy,
-        create_pods,
-        delete_pods,
-        stop_seconds,
-        force_delete_pods,
-        outdated,
-        delete_service,
-        delete_network_policy,
-        workload,
-        delete_job,
-    } = changes;
-    let namespace = job.namespace().unwrap_or_default();
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
-    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
-    let network_policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), &namespace);
-
-    let gracefully = delete_pods.into_iter().map(|pod| (pod, stop_seconds));
-    let by_force = force_delete_pods.into_iter().map(|pod| (pod, Some(0)));
-    // Try all: one failed deletion must not leave GPUs with other pods.
-    let deleted: Vec<Result<(), Error>> = stream::iter(gracefully.chain(by_force))
-        .map(|(pod, grace_period_seconds)| {
-            let parameters = DeleteParams {
-                grace_period_seconds,
-                ..DeleteParams::default()
-            };
-            delete(&pods, pod.name, with_uid(Some(pod.uid), parameters))
-        })
-        .buffered(PODS_AT_ONCE)
-        .collect()
-        .await;
-    deleted.into_iter().collect::<Result<(), Error>>()?;
-    for name in outdated {
-        if let Some(version) = pod_groups {
-            let api = api_of_groups(client, job, version);
-            delete_of_kind(&api, POD_GROUP, name.clone(), DeleteParams::default()).await?;
-        }
-        delete(&config_maps, name, DeleteParams::default()).await?;
-    }
-    if delete_service {
-        delete(&services, job.name_any(), DeleteParams::default()).await?;
-    }
-    if delete_network_policy {
-        delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
-    }
-    if let Some(change) = workload {
-        change_workload(context, client, job, change).await?;
-    }
-    // The next round tries again.
-    let turn = (!create_pods.is_empty()).then(|| context.creating.try_acquire());
-    if matches!(turn, Some(Err(_))) {
-        return Ok(());
-    }
-    if let (Some(version), Some(pod_group)) = (pod_groups, create_pod_group) {
-        create_group(context, job, version, pod_group).await?;
-    }
-    if let Some(config_map) = create_config_map {
-        create(client, job, config_map).await?;
-    }
-    if let Some(service) = create_service {
-        create(client, job, service).await?;
-    }
-    // Before the pods, so that their ports are never open to others.
-    if let Some(network_policy) = create_network_policy {
-        create(client, job, network_policy).await?;
-    }
-    if !create_pods.is_empty() {
-        create_gang(context, job, attempt, create_pods).await?;
-    }
-    if delete_job {
-        let expired = events::event(
-            EventType::Normal,
-            conditions::reasons::EXPIRED,
-            "Delete",
-            "spec.ttlSecondsAfterFinished has passed",
-        );
-        context.publish(job.object_ref(&()), vec![expired]);
-        let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
-        delete(
-            &jobs,
-            job.name_any(),
-            with_uid(job.uid(), DeleteParams::background()),
-        )
-        .await?;
+    for write in writes {
+        apply_one(context, client, job, write).await?;
     }
     Ok(())
 }
 
-async fn change_workload(
+async fn apply_one(
     context: &Context,
     client: &Client,
     job: &ViTTrainingJob,
-    change: WorkloadChange,
+    write: Write,
 ) -> Result<(), Error> {
-    let api: Api<Workload> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    match change {
-        WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),
-        WorkloadChange::Delete(workload) => {
-            let parameters = with_uid(workload.uid(), DeleteParams::default());
-            delete(&api, workload.name_any(), parameters).await
+    let by_default = DeleteParams::default;
+    match write {
+        Write::DeletePods(pods) => delete_pods(&api(client, job), pods).await,
+        Write::DeleteAttempt(name, pod_groups) => {
+            if let Some(version) = pod_groups {
+                let groups = api_of_groups(client, job, version);
+                delete_of_kind(&groups, POD_GROUP, name.clone(), by_default()).await?;
+            }
+            delete(&api::<ConfigMap>(client, job), name, by_default()).await
         }
-        WorkloadChange::UpdateStatus(workload) => replace_status(&api, kind::<Workload>(), &workload)
-            .await
-            .map(drop),
-        // A gang must not depend on Kueue's webhook.
-        WorkloadChange::TryUpdateStatus(workload) => {
-            if let Err(error) = replace_status(&api, kind::<Workload>(), &workload).await {
+        Write::DeleteService => delete(&api::<Service>(client, job), job.name_any(), by_default()).await,
+        Write::DeleteNetworkPolicy => {
+            delete(&api::<NetworkPolicy>(client, job), job.name_any(), by_default()).await
+        }
+        Write::CreateWorkload(workload) => create(client, job, *workload).await.map(drop),
+        Write::DeleteWorkload(workload) => {
+            let parameters = with_uid(workload.uid(), by_default());
+            delete(&api::<Workload>(client, job), workload.name_any(), parameters).await
+        }
+        Write::UpdateWorkload(workload) => {
+            let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
+            written.map(drop)
+        }
+        Write::TryUpdateWorkload(workload) => {
+            let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
+            if let Err(error) = written {
                 context.metrics.failed(error.category());
                 debug!(%error, "failed to report pod readiness to Kueue");
             }
             Ok(())
         }
+        Write::Create(objects, pods) => create_all(context, client, job, objects, pods).await,
+        Write::DeleteJob => {
+            let expired = events::event(
+                EventType::Normal,
+                conditions::reasons::EXPIRED,
+                "Delete",
+                "spec.ttlSecondsAfterFinished has passed",
+            );
+            context.publish(job.object_ref(&()), vec![expired]);
+            let parameters = with_uid(job.uid(), DeleteParams::background());
+            delete(&api::<ViTTrainingJob>(client, job), job.name_any(), parameters).await
+        }
     }
+}
+
+/// Objects of a kind in the job's namespace.
+fn api<K>(client: &Client, job: &ViTTrainingJob) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    Api::namespaced(client.clone(), &job.namespace().unwrap_or_default())
+}
+
+async fn delete_pods(api: &Api<Pod>, pods: Vec<(PodId, Option<u32>)>) -> Result<(), Error> {
+    let deleted: Vec<Result<(), Error>> = stream::iter(pods)
+        .map(|(pod, grace_period_seconds)| {
+            let parameters = DeleteParams {
+                grace_period_seconds,
+                ..DeleteParams::default()
+            };
+            delete(api, pod.name, with_uid(Some(pod.uid), parameters))
+        })
+        .buffered(PODS_AT_ONCE)
+        .collect()
+        .await;
+    deleted.into_iter().collect()
+}
+
+async fn create_all(
+    context: &Context,
+    client: &Client,
+    job: &ViTTrainingJob,
+    objects: Vec<Object>,
+    pods: Vec<Pod>,
+) -> Result<(), Error> {
+    // The next round tries again.
+    let turn = (!pods.is_empty()).then(|| context.creating.try_acquire());
+    if matches!(turn, Some(Err(_))) {
+        return Ok(());
+    }
+    for object in objects {
+        match object {
+            Object::PodGroup(version, group) => create_group(context, job, version, *group).await?,
+            Object::ConfigMap(config_map) => create(client, job, *config_map).await.map(drop)?,
+            Object::Service(service) => create(client, job, *service).await.map(drop)?,
+            Object::NetworkPolicy(policy) => create(client, job, *policy).await.map(drop)?,
+        }
+    }
+    if pods.is_empty() {
+        return Ok(());
+    }
+    create_gang(context, job, pods).await
 }
 
 fn api_of_groups(client: &Client, job: &ViTTrainingJob, version: Version) -> Api<DynamicObject> {
@@ -176,13 +163,9 @@ async fn create_group(
 }
 
 /// Creates as many pods as a round may.
-async fn create_gang(
-    context: &Context,
-    job: &ViTTrainingJob,
-    attempt: i32,
-    pods: Vec<Pod>,
-) -> Result<(), Error> {
+async fn create_gang(context: &Context, job: &ViTTrainingJob, pods: Vec<Pod>) -> Result<(), Error> {
     let uid = job.uid().unwrap_or_default();
+    let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let wanted = pods.len();
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .take_until(tokio::time::sleep(CREATING))

@@ -106,6 +106,11 @@ impl Context {
         }
     }
 
+    /// The client for the calls of a step.
+    pub(super) fn client_for(&self, is_urgent: bool) -> &Client {
+        if is_urgent { &self.urgent } else { &self.client }
+    }
+
     /// Publishes Events about a job in the background.
     pub(crate) fn publish(&self, job: ObjectReference, events: Vec<Event>) {
         if events.is_empty() {

@@ -1,29 +1,29 @@
-//! Reconciles one job, in rounds of six steps ([`round`]):
+//! Reconciles one job, in rounds ([`round`]):
 //!
 //! 1. [`observe`]: the job's state as an [`observation`], from the caches and its [`agents`];
 //! 2. validate ([`crds::validate()`]);
-//! 3. [`plan`]: the next action, such as placing the gang or ending the attempt;
-//! 4. [`changes`]: the objects to create and delete;
-//! 5. [`apply`]: applies the changes, and [`poll`]s the agents;
-//! 6. [`status`]: one write if anything changed, and its [`events`].
+//! 3. [`decide`]: the [`step`] to take, with its writes and the [`next`] status;
+//! 4. [`apply`]: its writes; and [`poll`] the agents;
+//! 5. one write of the [`status`] if anything changed, and its [`events`].
 //!
-//! Steps 2 to 4 are pure, except that the plan calls the planner to find and promise GPUs. [`pace`]
-//! schedules the next round, [`memory`] holds this process's changes until the caches show them,
-//! and [`unreadable`] handles jobs that cannot be decoded.
+//! Steps 2 and 3 are pure, except that the planner finds and promises GPUs. [`pace`] has the times
+//! between rounds, [`memory`] holds this process's writes until the caches show them, and
+//! [`unreadable`] handles jobs that cannot be decoded.
 
 mod agents;
 mod apply;
-mod changes;
 mod context;
+mod decide;
 mod events;
 mod memory;
+mod next;
 mod observation;
 mod observe;
 mod pace;
-mod plan;
 mod poll;
 mod round;
 mod status;
+mod step;
 mod unreadable;
 
 pub(crate) use context::{Context, Settings};

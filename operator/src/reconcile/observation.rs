@@ -51,6 +51,8 @@ pub(crate) struct Observation {
     /// The last reports of the stragglers; `None` if rank 0 has not reported on ranks.
     pub(crate) stragglers: Option<Vec<SlowRank>>,
     pub(crate) queue: Queue,
+    /// Time between rounds of a starting gang, by the number of such gangs.
+    pub(crate) start_pace: Duration,
     pub(crate) now: Timestamp,
 }
 

@@ -15,6 +15,7 @@ use planner::facts::inventory::NodeHealth;
 
 use super::context::Context;
 use super::observation::{Isolation, Observation};
+use super::pace::pace_of_starts;
 use crate::error::Error;
 use crate::policy::stall::{self, SilentAgent, StallSigns};
 use crate::watch::trigger::is_owned_by;
@@ -75,6 +76,7 @@ pub(crate) async fn observe(
         silence: None,
         stragglers: None,
         queue: caches.queue_of(&job),
+        start_pace: pace_of_starts(context),
         now,
         job,
     };

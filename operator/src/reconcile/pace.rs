@@ -5,19 +5,14 @@ use std::time::Duration;
 
 use crds::status::ViTTrainingJobStatus;
 use crds::{Phase, ViTTrainingJob};
-use jiff::SignedDuration;
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use planner::GuardedJob;
 
 use super::context::Context;
-use super::observation::Observation;
-use super::plan::Plan;
 use super::poll::PROGRESS_INTERVAL;
 use super::status;
 use crate::error::{self, Error};
-use crate::policy::gang::PodView;
-use crate::policy::{deadline, start};
 
 /// Until the cache shows the last write.
 pub(super) const CATCH_UP: Duration = Duration::from_millis(100);
@@ -34,9 +29,9 @@ const LATELY: Duration = Duration::from_secs(60);
 /// Between rounds of a waiting job; watches trigger it for new capacity.
 pub(super) const WAITING: Duration = Duration::from_secs(30);
 /// Between rounds of an idle job.
-const RESTING: Duration = Duration::from_secs(300);
+pub(super) const RESTING: Duration = Duration::from_secs(300);
 /// Until the remaining pods of a round are created.
-const NEXT_TURN: Duration = Duration::from_secs(1);
+pub(super) const NEXT_TURN: Duration = Duration::from_secs(1);
 
 /// Whether a status differs only in counters and the last was written very recently. The last
 /// status of an ending job is written at once, because its next round is far off.
@@ -69,43 +64,8 @@ pub(super) fn pace(least: Duration, jobs: usize, writes: u32) -> Duration {
 }
 
 /// Least time between writes of a starting gang's ready pods.
-fn pace_of_starts(context: &Context) -> Duration {
+pub(super) fn pace_of_starts(context: &Context) -> Duration {
     pace(IN_MOTION, context.memory.starting_within(LATELY), START_WRITES).min(START_WRITTEN_EVERY)
-}
-
-/// Time until the next round unless something triggers it earlier.
-pub(super) fn next_round(
-    context: &Context,
-    observation: &Observation,
-    plan: &Plan,
-    status: &ViTTrainingJobStatus,
-) -> Duration {
-    let after = |time: SignedDuration| Duration::try_from(time).unwrap_or(RESTING);
-    match plan {
-        Plan::Follow if status.phase == Some(Phase::Running) => PROGRESS_INTERVAL,
-        // The time a node has been unready decides, without any event.
-        Plan::Follow if !observation.unready_nodes.is_empty() => IN_MOTION,
-        Plan::Follow => {
-            // A missing pod counts as one that does not start.
-            let missing = observation.missing().first().map(|_| PodView::default());
-            let gang = observation.gang(status.attempt).chain(&missing);
-            let left = start::left(gang, &observation.job, status, observation.now).map(after);
-            pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
-        }
-        Plan::Create { .. } => NEXT_TURN,
-        Plan::CleanUp { .. } if observation.is_on_unready_node() => IN_MOTION,
-        Plan::Wait(_) => {
-            let left = deadline::left_to_wait(&observation.job, observation.now).map(after);
-            left.map_or(WAITING, |left| WAITING.min(left.max(CATCH_UP)))
-        }
-        Plan::Rest(Some(time))
-        | Plan::CleanUp {
-            expires_in: Some(time),
-            ..
-        } => after(*time),
-        Plan::Rest(None) | Plan::CleanUp { expires_in: None, .. } | Plan::Refuse(_) => RESTING,
-        _ => IN_MOTION,
-    }
 }
 
 /// When to try again after an error.

@@ -1,4 +1,4 @@
-//! One round of one job, in six steps. Only the first and the last two do I/O.
+//! One round of one job.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,15 +8,15 @@ use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions};
 use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
-use kube::{Api, Client, Resource as _, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use planner::GuardedJob;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::context::Context;
 use super::observation::Observation;
-use super::pace::{CATCH_UP, can_wait, next_round};
-use super::plan::{self, Plan};
-use super::{apply, changes, events, observe, poll, status, unreadable};
+use super::pace::{CATCH_UP, can_wait};
+use super::step::{Step, Write};
+use super::{apply, decide, events, observe, poll, status, unreadable};
 use crate::error::Error;
 use crate::objects;
 use crate::watch::trigger::Trigger;
@@ -76,57 +76,50 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
         // Its objects are deleted by owner references.
         return Ok(Action::await_change());
     }
-    // 1. Observe: caches, and agents' answers.
-    let Some(observation) = observe::observe(context, Arc::new(job.clone())).await? else {
+    let Some(seen) = observe::observe(context, Arc::new(job.clone())).await? else {
         return Ok(Action::requeue(CATCH_UP));
     };
-    // 2. Validate: finds every error in the manifest.
-    let valid = crds::validate(&observation.job);
-    // 3. Plan: pure, except that the planner finds and promises GPUs in one step.
-    let mut plan = plan_and_promise(context, &observation, &valid);
-    // 4. Build: pure and infallible.
-    let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
-    // 5. Apply: start polls of agents without waiting, create and delete.
-    poll::poll(context, &observation);
-    let mut applied = apply::apply(context, client_for(context, &plan), &observation.job, changes).await;
-    if let Err(error) = &applied
-        && let Some(end) = plan::end_of_refused(&observation, &plan, error)
+    let valid = crds::validate(&seen.job);
+    // Pure, except that the planner finds and promises GPUs in one step.
+    let mut step = decide_and_promise(context, &seen, &valid);
+    poll::poll(context, &seen);
+    let writes = std::mem::take(&mut step.writes);
+    let deletes_job = writes.contains(&Write::DeleteJob);
+    let client = context.client_for(step.is_urgent);
+    let mut applied = apply::apply(context, client, &seen.job, writes).await;
+    if let (Err(error), Some(pod)) = (&applied, &step.blames)
+        && error.is_final()
     {
         warn!(%error, "the API server rejects the gang; retrying cannot help");
-        (plan, applied) = (end, Ok(()));
+        (step, applied) = (decide::end_of_refused(&seen, pod, error), Ok(()));
     }
-    if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
+    if deletes_job && applied.is_ok() {
         return Ok(Action::await_change());
     }
-    // 6. Status: one write if something changed, also after a failed call.
-    let written = write_status(context, &observation, &plan, applied.as_ref().err()).await;
-    settle_promise(context, &observation, &plan, &written);
+    // Also after a failed call.
+    let written = write_status(context, &seen, &step, applied.as_ref().err()).await;
+    settle_promise(context, &seen, &step, &written);
     applied?;
-    let status = written?;
-    Ok(Action::requeue(next_round(context, &observation, &plan, &status)))
+    written?;
+    Ok(Action::requeue(step.look_again))
 }
 
 /// Releases a promise that is certainly not recorded, and triggers waiting jobs. If this is
 /// unknown, the promise stays.
-fn settle_promise(
-    context: &Context,
-    observation: &Observation,
-    plan: &Plan,
-    written: &Result<ViTTrainingJobStatus, Error>,
-) {
-    let uid = observation.job.uid().unwrap_or_default();
-    let is_news = match (plan, written) {
-        (Plan::Place { attempt, .. }, Err(error)) if error.is_refusal() => {
-            let is_released = context.planner.lock().release(&uid, *attempt);
+fn settle_promise(context: &Context, seen: &Observation, step: &Step, written: &Result<(), Error>) {
+    let uid = seen.job.uid().unwrap_or_default();
+    let last = seen.status().attempt;
+    let is_news = match written {
+        Err(error) if error.is_refusal() => {
+            let is_released = context.planner.lock().release(&uid, step.status.attempt);
             // Repeatedly refused jobs would wake one another despite their back-off.
             is_released && !context.memory.is_failing(&uid)
         }
-        (Plan::Place { .. }, _) | (_, Err(_)) => false,
+        // It has recorded the promise.
+        Ok(()) if step.status.attempt > last => false,
         // The server accepted a status without the promise: the earlier write failed.
-        (_, Ok(_)) => context
-            .planner
-            .lock()
-            .release_open(&uid, observation.status().attempt),
+        Ok(()) => context.planner.lock().release_open(&uid, last),
+        Err(_) => false,
     };
     if is_news {
         // The receiver lives as long as the process.
@@ -134,33 +127,34 @@ fn settle_promise(
     }
 }
 
-pub(super) fn plan_and_promise(
+pub(super) fn decide_and_promise(
     context: &Context,
-    observation: &Observation,
+    seen: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
-) -> Plan {
-    let uid = observation.job.uid().unwrap_or_default();
+) -> Step {
+    let uid = seen.job.uid().unwrap_or_default();
     let place = |attempt| {
         let started = Instant::now();
-        let decision = context.planner.place(&uid, attempt, observation.now);
+        let decision = context.planner.place(&uid, attempt, seen.now);
         context.metrics.placed(started.elapsed());
         decision
     };
-    let growth = || context.planner.growth(&uid, observation.now);
-    plan::plan(observation, valid, place, growth)
+    let growth = || context.planner.growth(&uid, seen.now);
+    decide::decide(seen, valid, place, growth)
 }
 
+/// Writes the status if it changed, with the error of a failed call.
 async fn write_status(
     context: &Context,
-    observation: &Observation,
-    plan: &Plan,
+    seen: &Observation,
+    step: &Step,
     error: Option<&Error>,
-) -> Result<ViTTrainingJobStatus, Error> {
-    let job = &*observation.job;
-    let last = observation.status();
-    let mut next = status::next(observation, plan);
+) -> Result<(), Error> {
+    let job = &*seen.job;
+    let last = seen.status();
+    let mut next = ViTTrainingJobStatus::clone(&step.status);
     if !error.is_some_and(Error::is_conflict) {
-        next = status::with_error(observation, next, error);
+        next = status::with_error(seen, next, error);
     }
     // If an earlier write may have recorded a promise, only the server knows the latest status.
     let is_open = context
@@ -168,9 +162,9 @@ async fn write_status(
         .lock()
         .is_open(&job.uid().unwrap_or_default(), last.attempt);
     if !is_open && (next == last || can_wait(context, job, &last, &next)) {
-        return Ok(next);
+        return Ok(());
     }
-    let client = client_for(context, plan).clone();
+    let client = context.client_for(step.is_urgent).clone();
     let api: Api<ViTTrainingJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
     let object = ViTTrainingJob {
         status: Some(next.clone()),
@@ -182,7 +176,7 @@ async fn write_status(
         next.phase,
         written.resource_version(),
     );
-    count(context, job, &last, &next, observation.now);
+    count(context, job, &last, &next, seen.now);
     if last.phase != next.phase {
         info!(
             from = last.phase.map_or("new", Phase::as_str),
@@ -191,16 +185,7 @@ async fn write_status(
         );
     }
     context.publish(job.object_ref(&()), events::between(&last, &next));
-    Ok(next)
-}
-
-/// The client for a plan's calls.
-pub(super) fn client_for<'a>(context: &'a Context, plan: &Plan) -> &'a Client {
-    if plan.frees_gpus() {
-        &context.urgent
-    } else {
-        &context.client
-    }
+    Ok(())
 }
 
 fn count(

@@ -24,10 +24,9 @@ use tower_test::mock::{self, Handle};
 
 use super::context::{CALL_TIMEOUT, CALLS_AT_ONCE};
 use super::observation::Observation;
-use super::pace::{CATCH_UP, IN_MOTION, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, next_round, pace};
-use super::plan::Plan;
+use super::pace::{CATCH_UP, IN_MOTION, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, pace, pace_of_starts};
 use super::poll::PROGRESS_INTERVAL;
-use super::round::{client_for, plan_and_promise, restarted_after};
+use super::round::{decide_and_promise, restarted_after};
 use super::*;
 use crate::api::pod_group::Version;
 use crate::error::Error;
@@ -389,12 +388,7 @@ fn progress_of_many_jobs_is_written_less_often() {
 async fn all_rounds_together_have_only_so_many_calls_under_way_and_what_frees_gpus_has_its_own() {
     let (context, mut server) = idle_context();
     for index in 0..CALLS_AT_ONCE + 2 {
-        let client = client_for(
-            &context,
-            &Plan::Create {
-                node_ranks: vec![index],
-            },
-        );
+        let client = context.client_for(false);
         let pods: Api<Pod> = Api::namespaced(client.clone(), "research");
         tokio::spawn(async move { pods.get_opt(&format!("digits-1-{index}")).await });
     }
@@ -404,7 +398,7 @@ async fn all_rounds_together_have_only_so_many_calls_under_way_and_what_frees_gp
     }
     assert_eq!(under_way.len(), CALLS_AT_ONCE);
 
-    let pods: Api<Pod> = Api::namespaced(client_for(&context, &Plan::Park).clone(), "research");
+    let pods: Api<Pod> = Api::namespaced(context.client_for(true).clone(), "research");
     tokio::spawn(async move { pods.get_opt("suspended-1-0").await });
     let next = tokio::time::timeout(IN_MOTION, server.next_request()).await;
     let (request, _unanswered) = next.expect("it is let through").expect("a call");
@@ -455,35 +449,6 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
 }
 
 #[tokio::test]
-async fn a_job_whose_priority_class_does_not_exist_waits_and_tells_so_once() {
-    let mut job = fixtures::job();
-    job.spec.workers.priority_class_name = Some("urgent".into());
-    let (calls, job, result) = Rounds::fresh().run(job, 3).await;
-    assert_eq!(calls, ["PUT status Pending", "POST event PriorityClassNotFound"]);
-    assert_eq!(result.expect("reconciled"), Action::requeue(WAITING));
-    assert_eq!(phase(&job), Some(Phase::Pending));
-}
-
-#[tokio::test]
-async fn a_data_error_fails_the_job_and_is_never_retried() {
-    let rounds = Rounds::with_gang(pods([("Failed", Some(3)), ("Running", None)]));
-    let (calls, job, _) = rounds.run(fixtures::job_in(Phase::Running, 1), 2).await;
-    assert_eq!(
-        calls,
-        [
-            "PUT status Failed",
-            "DELETE pods digits-1-1 within 30 s",
-            "DELETE services digits",
-            "DELETE networkpolicies digits",
-            "POST event AttemptFailed",
-            "POST event NotRetryable",
-        ]
-    );
-    assert_eq!(phase(&job), Some(Phase::Failed));
-    assert_eq!(job.status.expect("a status").attempt, 1);
-}
-
-#[tokio::test]
 async fn a_job_of_another_controller_is_left_alone() {
     let mut job = fixtures::job();
     job.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
@@ -521,24 +486,6 @@ async fn a_gang_is_placed_without_the_node_whose_gpu_failed_which_stays_in_the_s
     let status = job.status.expect("a status");
     assert_eq!(status.placement.expect("a placement").nodes, ["a", "c"]);
     assert_eq!(status.failed_nodes, [failed]);
-}
-
-#[tokio::test]
-async fn a_suspended_job_lets_its_pods_stop() {
-    let mut job = fixtures::job_in(Phase::Running, 1);
-    job.spec.suspend = true;
-    let rounds = Rounds::with_gang(fixtures::pod_objects(1, "Running"));
-    let (calls, job, _) = rounds.run(job, 2).await;
-    assert_eq!(
-        sorted(calls),
-        sorted([
-            "PUT status Suspending",
-            "DELETE pods digits-1-0",
-            "DELETE pods digits-1-1",
-            "POST event Suspending",
-        ])
-    );
-    assert_eq!(phase(&job), Some(Phase::Suspending));
 }
 
 #[tokio::test]
@@ -673,10 +620,20 @@ async fn a_server_that_does_not_answer_holds_no_round_for_good() {
 #[tokio::test]
 async fn a_gang_that_starts_is_looked_at_when_its_time_is_over_however_many_others_start() {
     let (context, _server) = idle_context();
-    let mut observation = fixtures::observation(fixtures::job_in(Phase::Starting, 1), vec![]);
-    let mut status = observation.status();
-    status.placement.as_mut().expect("placed").time = Some(Time(observation.now));
-    let next = |observation: &Observation| next_round(&context, observation, &Plan::Follow, &status);
+    let mut job = fixtures::job_in(Phase::Starting, 1);
+    let status = job.status.as_mut().expect("a status");
+    status.placement.as_mut().expect("placed").time = Some(Time(fixtures::at(100)));
+    let unready = fixtures::gang(1)
+        .into_iter()
+        .map(|pod| crate::policy::gang::PodView { ready: false, ..pod });
+    let mut observation = fixtures::observation(job, unready.collect());
+    let next = |observation: &Observation| {
+        let observation = Observation {
+            start_pace: pace_of_starts(&context),
+            ..observation.clone()
+        };
+        decide_and_promise(&context, &observation, &crds::validate(&observation.job)).look_again
+    };
     // Jobs that train do not slow down those that start.
     for job in 0..1000 {
         let uid = format!("job-{job}");
@@ -691,8 +648,6 @@ async fn a_gang_that_starts_is_looked_at_when_its_time_is_over_however_many_othe
     let timeout = SignedDuration::from_secs(observation.job.spec.scheduling.start_timeout_seconds.into());
     observation.now += timeout - SignedDuration::from_secs(7);
     assert_eq!(next(&observation), Duration::from_secs(7));
-    observation.now += SignedDuration::from_secs(10);
-    assert_eq!(next(&observation), CATCH_UP);
     observation.now -= SignedDuration::from_secs(100);
     observation.unready_nodes = [("a".to_owned(), observation.now)].into();
     assert_eq!(next(&observation), IN_MOTION);
@@ -779,10 +734,10 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
     for job in &jobs {
         let observation = observe::observe(&context, Arc::new(job.clone())).await;
         let observation = observation.expect("observed").expect("caught up");
-        plans.push(plan_and_promise(&context, &observation, &crds::validate(job)));
+        plans.push(decide_and_promise(&context, &observation, &crds::validate(job)));
     }
-    assert!(matches!(&plans[0], Plan::Place { .. }), "{plans:?}");
-    assert!(matches!(&plans[1], Plan::Wait(_)), "{plans:?}");
+    let phases: Vec<Option<Phase>> = plans.iter().map(|step| step.status.phase).collect();
+    assert_eq!(phases, [Some(Phase::Starting), Some(Phase::Pending)]);
     drop(handle);
 }
 

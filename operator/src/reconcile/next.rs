@@ -1,41 +1,95 @@
-//! The changes of a status by a plan.
+//! The next status: transitions from the last, and the step that records it.
 
-use contract::{Balance, FailureClass, Measurement};
-use crds::Phase;
-use crds::conditions::types::{FAILED, MEASURED, PLACED, RUNNING, SUSPENDED};
+mod progress;
+
+use std::time::Duration;
+
+use contract::{FailureClass, Measurement};
+use crds::conditions::types::{COMPLETE, FAILED, MEASURED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
     AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, StrategyStatus, ViTTrainingJobStatus,
     WorkersStatus,
 };
-use jiff::Timestamp;
+use crds::{Phase, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
 use planner::Waiting;
 use planner::policy::placement::{Gpus, Placement};
 use planner::policy::queue::is_news;
 use planner::policy::slow_nodes;
 
-use super::progress::count;
-use crate::policy::failed_nodes;
+use super::observation::Observation;
+use super::step::{Step, Write};
 use crate::policy::failure::Failure;
 use crate::policy::gang::{Fetch, PodState, PodView};
 use crate::policy::restart::Verdict;
-use crate::policy::{mixed_gpus, strategy};
-use crate::reconcile::observation::Observation;
+use crate::policy::suspend::StopReason;
+use crate::policy::{failed_nodes, mixed_gpus, strategy, time_spent};
+use progress::{count, record_progress, with_nodes};
 
-pub(super) struct Next {
-    pub(super) status: ViTTrainingJobStatus,
-    pub(super) generation: Option<i64>,
-    pub(super) now: Timestamp,
+/// Most overdue pods named in a message.
+const OVERDUE_NAMED: usize = 4;
+
+/// The next status, in the making.
+pub(super) struct Next<'a> {
+    status: ViTTrainingJobStatus,
+    seen: &'a Observation,
 }
 
-impl Next {
-    pub(super) fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
-        let condition = conditions::condition(type_, value, (reason, message), self.generation, self.now);
+impl<'a> Next<'a> {
+    /// The last status with what agents reported and what time forgets.
+    pub(super) fn of(seen: &'a Observation) -> Self {
+        let mut status = seen.status();
+        status
+            .selector
+            .get_or_insert_with(|| format!("{}={}", labels::JOB_NAME, seen.job.name_any()));
+        if let Some(progress) = &seen.progress {
+            record_progress(&mut status, progress);
+        }
+        status.failed_nodes = failed_nodes::remembered(&status.failed_nodes, seen.now);
+        // Not forgotten while the gang trains: it would grow onto these nodes and stay slow.
+        if status.phase != Some(Phase::Running) {
+            status.slow_nodes = slow_nodes::remembered(&status.slow_nodes, seen.now);
+        }
+        if let Some(stragglers) = &seen.stragglers {
+            status.stragglers = with_nodes(stragglers, &status, &seen.job.spec.workers);
+        }
+        Self { status, seen }
+    }
+
+    /// A step that only records the status.
+    pub(super) fn record(self, look_again: Duration) -> Step {
+        self.act(vec![], look_again)
+    }
+
+    /// A step that writes these, and records the status.
+    pub(super) fn act(mut self, writes: Vec<Write>, look_again: Duration) -> Step {
+        let seen = self.seen;
+        self.status.observed_generation = seen.job.metadata.generation;
+        let reported = seen.progress.as_ref();
+        self.status.time_spent = time_spent::after(&seen.status(), &self.status, reported, seen.now);
+        Step {
+            status: Box::new(self.status),
+            writes,
+            look_again,
+            is_urgent: false,
+            blames: None,
+        }
+    }
+
+    pub(super) fn phase(&self) -> Option<Phase> {
+        self.status.phase
+    }
+
+    fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
+        let generation = self.seen.job.metadata.generation;
+        let condition = conditions::condition(type_, value, (reason, message), generation, self.seen.now);
         conditions::set(&mut self.status.conditions, condition);
     }
 
-    pub(super) fn admitted(&mut self, granted: &AdmissionStatus) {
+    /// Kueue has granted quota.
+    pub(super) fn admitted(mut self, granted: &AdmissionStatus) -> Self {
         self.revive();
         self.status.phase = Some(Phase::Pending);
         self.clear_workers();
@@ -44,20 +98,23 @@ impl Next {
             granted.cluster_queue, granted.nodes
         );
         self.status.admission = Some(AdmissionStatus {
-            time: Some(Time(self.now)),
+            time: Some(Time(self.seen.now)),
             ..granted.clone()
         });
         self.set(PLACED, false, reasons::ADMITTED, &message);
+        self
     }
 
+    /// The next attempt has nodes, and divides the model by `strategy` if that is left to the operator.
     pub(super) fn placed(
-        &mut self,
+        mut self,
         attempt: i32,
         placement: &Placement,
-        (balance, strategy): (Balance, Option<StrategyStatus>),
-        overdue: &str,
-    ) {
+        strategy: Option<StrategyStatus>,
+    ) -> Self {
         self.revive();
+        let overdue = self.overdue();
+        let balance = self.seen.job.spec.training.balance;
         let nodes = placement.nodes.join(", ");
         let (group, mixed, reason, message) = match &placement.gpus {
             Gpus::Identical(group) => (
@@ -88,8 +145,8 @@ impl Next {
         self.status.phase = Some(Phase::Starting);
         self.status.attempt = attempt;
         let stragglers = std::mem::take(&mut self.status.stragglers);
-        self.status.slow_nodes = slow_nodes::after(&self.status.slow_nodes, &stragglers, self.now);
-        self.status.start_time.get_or_insert(Time(self.now));
+        self.status.slow_nodes = slow_nodes::after(&self.status.slow_nodes, &stragglers, self.seen.now);
+        self.status.start_time.get_or_insert(Time(self.seen.now));
         self.status.workers = Some(WorkersStatus {
             desired: count(placement.nodes.len()),
             ..WorkersStatus::default()
@@ -99,17 +156,18 @@ impl Next {
             mixed,
             topology: placement.topology.clone(),
             strategy,
-            time: Some(Time(self.now)),
+            time: Some(Time(self.seen.now)),
             nodes: placement.nodes.clone(),
             rejected: placement.rejected.clone(),
         });
         self.set(PLACED, true, reason, &message);
         self.set(RUNNING, false, reasons::PODS_STARTING, "pods are being created");
+        self
     }
 
     /// Records the measurement of a finished job, or why there is none.
-    pub(super) fn measured(&mut self, found: Option<&Result<Box<Measurement>, String>>) {
-        let (reason, why) = match found {
+    fn measured(&mut self) {
+        let (reason, why) = match &self.seen.measured {
             Some(Ok(measurement)) => {
                 let message = format!("means over {} steps", measurement.steps);
                 self.status.measurement = Some(Box::new(Measurement {
@@ -129,14 +187,16 @@ impl Next {
     }
 
     /// The healthy gang is replaced by another.
-    pub(super) fn replaced(&mut self, reason: &str, how: &str) {
+    fn replaced(&mut self, reason: &str, how: &str) {
         self.status.phase = Some(Phase::Restarting);
         let message = format!("the gang of {} is {how}", self.status.nodes().len());
         self.set(RUNNING, false, reason, &message);
     }
 
-    pub(super) fn waits(&mut self, waiting: &Waiting, overdue: &str) {
+    /// The gang gets no GPUs now.
+    pub(super) fn waits(mut self, waiting: &Waiting) -> Self {
         self.revive();
+        let overdue = self.overdue();
         self.status.phase = Some(Phase::Pending);
         self.clear_workers();
         let (rejected, reason, message, what_for) = match waiting {
@@ -177,10 +237,12 @@ impl Next {
             .map_or(message, |last| last.message.clone());
         self.set(PLACED, false, reason, &message);
         self.set(RUNNING, false, reasons::NO_PODS, what_for);
+        self
     }
 
-    pub(super) fn followed(&mut self, observation: &Observation) {
-        let gang: Vec<&PodView> = observation.gang(self.status.attempt).collect();
+    /// The readiness of the existing gang.
+    pub(super) fn followed(mut self) -> Self {
+        let gang: Vec<&PodView> = self.seen.gang(self.status.attempt).collect();
         let desired = self.status.nodes().len();
         let ready = gang.iter().filter(|pod| pod.ready).count();
         let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
@@ -197,7 +259,7 @@ impl Next {
                 reasons::ALL_PODS_READY,
                 "every pod of the gang runs",
             );
-            return;
+            return self;
         }
         let mut message = format!("{ready} of {desired} pods are ready");
         let fetching = gang.iter().filter(|pod| pod.fetch == Some(Fetch::Runs)).count();
@@ -212,15 +274,11 @@ impl Next {
             message = format!("{message}; pod {pod}: {words}");
         }
         self.set(RUNNING, false, reasons::PODS_STARTING, &message);
+        self
     }
 
-    pub(super) fn ended(
-        &mut self,
-        observation: &Observation,
-        failure: &Failure,
-        verdict: Verdict,
-        again: bool,
-    ) {
+    /// The attempt failed; `again` if only the blame moves to another pod.
+    pub(super) fn ended(mut self, failure: &Failure, verdict: Verdict, again: bool) -> Self {
         let attempt = self.status.attempt;
         let seen_at = match &self.status.last_failure {
             Some(known) if again => known.time.clone(),
@@ -231,7 +289,8 @@ impl Next {
         let restarts = i32::from(verdict == Verdict::Restart) - i32::from(was_counted);
         self.status.restarts += restarts;
         self.status.restarts_since_checkpoint = (self.status.restarts_since_checkpoint + restarts).max(0);
-        let failed = observation
+        let failed = self
+            .seen
             .gang(attempt)
             .filter(|pod| pod.lost || pod.has_failed())
             .count();
@@ -241,7 +300,8 @@ impl Next {
             failed: count(failed),
         });
         self.status.last_failure = Some(self.failure(failure, seen_at));
-        self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, verdict, self.now);
+        self.status.failed_nodes =
+            failed_nodes::after(&self.status.failed_nodes, failure, verdict, self.seen.now);
         let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
         let reason = match verdict {
             Verdict::Restart => {
@@ -252,7 +312,7 @@ impl Next {
                 }
                 self.status.phase = Some(Phase::Restarting);
                 self.set(RUNNING, false, reasons::RESTARTING, &cause);
-                return;
+                return self;
             }
             Verdict::NotRetryable => reasons::NOT_RETRYABLE,
             Verdict::Exhausted => reasons::RESTARTS_EXHAUSTED,
@@ -264,10 +324,11 @@ impl Next {
             ..workers
         });
         self.set(FAILED, true, reason, &cause);
+        self
     }
 
     /// A failure of the present attempt, first seen at `seen_at` or else now.
-    pub(super) fn failure(&self, failure: &Failure, seen_at: Option<Time>) -> FailureStatus {
+    fn failure(&self, failure: &Failure, seen_at: Option<Time>) -> FailureStatus {
         FailureStatus {
             attempt: self.status.attempt,
             rank: failure.rank.and_then(|rank| i32::try_from(rank).ok()),
@@ -277,14 +338,14 @@ impl Next {
             class: failure.class.as_str().into(),
             memory: failure.memory,
             message: failure.message.clone(),
-            time: Some(seen_at.unwrap_or(Time(self.now))),
+            time: Some(seen_at.unwrap_or(Time(self.seen.now))),
         }
     }
 
     /// Ends the job, which releases its GPUs. Its placement stays in the status.
-    pub(super) fn finish(&mut self, phase: Phase) {
+    fn finish(&mut self, phase: Phase) {
         self.status.phase = Some(phase);
-        self.status.completion_time.get_or_insert(Time(self.now));
+        self.status.completion_time.get_or_insert(Time(self.seen.now));
         self.clear_workers();
         // A suspending gang may have finished.
         self.status.conditions.retain(|condition| {
@@ -300,7 +361,7 @@ impl Next {
     }
 
     /// The job needs GPUs again after it was suspended or refused.
-    pub(super) fn revive(&mut self) {
+    fn revive(&mut self) {
         if self.status.condition(SUSPENDED).is_some() {
             self.set(SUSPENDED, false, reasons::RESUMED, "spec.suspend is not set");
         }
@@ -309,7 +370,116 @@ impl Next {
         }
     }
 
-    pub(super) fn clear_workers(&mut self) {
+    fn clear_workers(&mut self) {
         self.status.workers = Some(WorkersStatus::default());
+    }
+
+    /// The job failed for a reason that is not an attempt's, such as an invalid manifest.
+    pub(super) fn failed(mut self, reason: &str, message: &str) -> Self {
+        self.finish(Phase::Failed);
+        self.set(FAILED, true, reason, message);
+        self
+    }
+
+    /// Every pod succeeded.
+    pub(super) fn succeeded(mut self) -> Self {
+        self.finish(Phase::Succeeded);
+        self.set(COMPLETE, true, reasons::ALL_EPOCHS_DONE, "every pod succeeded");
+        if self.seen.job.spec.measure.is_some() {
+            self.measured();
+        }
+        self
+    }
+
+    /// The healthy gang has to stop.
+    pub(super) fn halted(mut self, reason: &StopReason) -> Self {
+        match reason {
+            StopReason::Suspend => {
+                self.revive();
+                self.status.phase = Some(Phase::Suspending);
+                let words = "pods save a checkpoint and stop";
+                self.set(SUSPENDED, false, reasons::SUSPENDING, words);
+                self.set(RUNNING, false, reasons::SUSPENDING, "spec.suspend is set");
+            }
+            StopReason::Resize => {
+                let spec = &self.seen.job.spec;
+                let wanted = match &spec.elastic {
+                    Some(elastic) => format!(
+                        "{} to {}",
+                        elastic.min_nodes,
+                        elastic.max_nodes.unwrap_or(spec.workers.nodes)
+                    ),
+                    None => spec.workers.nodes.to_string(),
+                };
+                self.replaced(reasons::RESIZING, &format!("replaced by one of {wanted} nodes"));
+            }
+            StopReason::Grow { to } => {
+                let checkpoint = self.status.last_checkpoint.as_ref();
+                let step = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+                let how = format!(
+                    "replaced by one of {to} nodes, which are free; after the checkpoint of step {step}"
+                );
+                self.replaced(reasons::RESIZING, &how);
+            }
+            StopReason::Unfit(words) => {
+                self.replaced(reasons::NODE_UNFIT, &format!("placed again: {words}"));
+            }
+            StopReason::Evict(words) => {
+                self.status.admission = None;
+                self.status.start_time = None;
+                self.status.phase = Some(Phase::Restarting);
+                self.set(RUNNING, false, reasons::EVICTED, &format!("Kueue: {words}"));
+            }
+        }
+        self
+    }
+
+    /// The gang failed to save and stop.
+    pub(super) fn failed_to_stop(mut self, failure: &Failure) -> Self {
+        self.status.last_failure = Some(self.failure(failure, None));
+        self
+    }
+
+    /// The gang of a suspended job is gone.
+    pub(super) fn suspended(mut self) -> Self {
+        self.status.phase = Some(Phase::Suspended);
+        self.status.admission = None;
+        self.status.placement = None;
+        self.status.start_time = None;
+        self.clear_workers();
+        let overdue = self.overdue();
+        let message = match overdue.as_str() {
+            "" => "spec.suspend is set; the job holds no GPUs".into(),
+            overdue => format!("spec.suspend is set{overdue}"),
+        };
+        self.set(SUSPENDED, true, reasons::SUSPENDED, &message);
+        self.set(PLACED, false, reasons::NOT_PLACED_SUSPENDED, &message);
+        self.set(RUNNING, false, reasons::NO_PODS, &message);
+        self
+    }
+
+    /// The part of a message about GPUs that names overdue pods, which are not waited for.
+    fn overdue(&self) -> String {
+        let pods = self.seen.pods.iter();
+        let mut pods: Vec<&PodView> = pods.filter(|pod| self.seen.is_overdue(pod)).collect();
+        if pods.is_empty() {
+            return String::new();
+        }
+        pods.sort_unstable_by_key(|pod| (pod.attempt, pod.node_rank));
+        let mut named: Vec<String> = pods
+            .iter()
+            .take(OVERDUE_NAMED)
+            .map(|pod| {
+                let node = pod.node.as_deref().unwrap_or("an unknown node");
+                format!("pod {} on node {node}", pod.name)
+            })
+            .collect();
+        if pods.len() > OVERDUE_NAMED {
+            named.push(format!("{} more", pods.len() - OVERDUE_NAMED));
+        }
+        format!(
+            "; the GPUs of {} stay in use: deleted, but not ended in time",
+            named.join(", ")
+        )
     }
 }

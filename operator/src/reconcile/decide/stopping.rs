@@ -6,10 +6,14 @@ use contract::exit::ExitCode;
 use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
 
-use super::Plan;
+use super::super::next::Next;
+use super::super::pace::IN_MOTION;
+use super::super::step::{Step, Write};
+use super::{end, std_duration};
+use crate::build::workload;
 use crate::policy::failure::{Failure, failure_of, is_echo, root_cause};
 use crate::policy::gang::{PodId, PodView, Trainer};
-use crate::policy::restart::{SETTLE, Verdict, back_off};
+use crate::policy::restart::{SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off};
 use crate::reconcile::observation::Observation;
 
 /// The signal that ends a pod after its grace period.
@@ -18,13 +22,13 @@ const SIGKILL: u8 = 9;
 /// While only an echo of a failed attempt is known: ends it again if the cause has appeared, or
 /// rests while it still may. `verdict` is by the failures since the last checkpoint.
 pub(super) fn settle(
-    observation: &Observation,
+    seen: &Observation,
     status: &ViTTrainingJobStatus,
     verdict: impl Fn(&Failure, i32) -> Verdict,
-) -> Option<Plan> {
+) -> Option<Step> {
     let known = status.failure_of_attempt()?;
     let seen_at = known.time.as_ref()?.0;
-    let trainer = match observation.job.spec.external {
+    let trainer = match seen.job.spec.external {
         None => Trainer::Own,
         Some(_) => Trainer::External,
     };
@@ -36,42 +40,36 @@ pub(super) fn settle(
         return None;
     }
     // The operator may have ended what ends later. Both times are in whole seconds.
-    let cause = observation
+    let cause = seen
         .gang(status.attempt)
         .filter_map(failure_of)
         .filter(|failure| !failure.is_echo && failure.finished_at.is_some_and(|time| time < seen_at + SETTLE))
         .min_by_key(|failure| failure.finished_at);
     let silent = || {
-        let mut present = observation
-            .pods
-            .iter()
-            .filter(|pod| pod.attempt == status.attempt);
-        present.find_map(|pod| fallen_silent(observation, pod))
+        let mut present = seen.pods.iter().filter(|pod| pod.attempt == status.attempt);
+        present.find_map(|pod| fallen_silent(seen, pod))
     };
     if let Some(failure) = cause.or_else(silent) {
         let has_failed = status.phase == Some(Phase::Failed);
         // A restart was counted with the echo, the end of the job was not.
         let failures = status.restarts_since_checkpoint + i32::from(has_failed);
-        return Some(Plan::End {
-            verdict: match verdict(&failure, failures) {
-                // A job that is over stays over, even with a larger budget; only the blame moves.
-                Verdict::Restart if has_failed => Verdict::Exhausted,
-                verdict => verdict,
-            },
-            failure,
-            again: true,
-        });
+        let verdict = match verdict(&failure, failures) {
+            // A job that is over stays over, even with a larger budget; only the blame moves.
+            Verdict::Restart if has_failed => Verdict::Exhausted,
+            verdict => verdict,
+        };
+        return Some(end(seen, &failure, verdict, true));
     }
-    let left = (seen_at + SETTLE).duration_since(observation.now);
-    let may_come = observation
+    let left = (seen_at + SETTLE).duration_since(seen.now);
+    let may_come = seen
         .gang(status.attempt)
         .any(|pod| !pod.has_ended() && pod.deletion_timestamp.is_none() && !pod.lost);
-    (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
+    (left.is_positive() && may_come).then(|| Next::of(seen).record(std_duration(left)))
 }
 
 /// The failure of a pod whose end nobody reports: its node is gone, not ready, or cannot end it. It
 /// is the cause if others lost a peer and none failed.
-fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
+fn fallen_silent(seen: &Observation, pod: &PodView) -> Option<Failure> {
     // Its container may end before the kubelet reports the pod's end.
     if pod.has_ended() || pod.end.is_some() {
         return None;
@@ -80,9 +78,9 @@ fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
         return failure_of(pod);
     }
     let node = pod.node.as_deref()?;
-    let words = if observation.unready_nodes.contains_key(node) {
+    let words = if seen.unready_nodes.contains_key(node) {
         format!("node {node} is not ready")
-    } else if observation.is_overdue(pod) {
+    } else if seen.is_overdue(pod) {
         format!("node {node} did not end the pod in time")
     } else {
         return None;
@@ -99,7 +97,7 @@ pub(super) fn lost(pod: &PodView, words: String) -> PodView {
 }
 
 /// Records a gang that should have saved and stopped, but could not write or did not end in time.
-pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
+pub(super) fn failed_stop(seen: &Observation, status: &ViTTrainingJobStatus) -> Option<Step> {
     if status.failure_of_attempt().is_some() {
         return None;
     }
@@ -113,27 +111,28 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
             _ => pod.trainer == Trainer::Own,
         })
     };
-    root_cause(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
+    let failure = root_cause(seen.gang(status.attempt).filter(did_not_stop))?;
+    Some(Next::of(seen).failed_to_stop(&failure).record(IN_MOTION).urgent())
 }
 
 /// Deleted pods that a dead node's kubelet will not end.
-pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<PodId> {
+pub(super) fn beyond_reach(seen: &Observation, node_lost_after: Duration) -> Vec<PodId> {
     let is_silent = |pod: &&PodView| {
-        pod.deletion_timestamp.is_some() && observation.node_lost_for(pod, node_lost_after).is_some()
+        pod.deletion_timestamp.is_some() && seen.node_lost_for(pod, node_lost_after).is_some()
     };
-    let silent = observation.pods.iter().filter(is_silent);
+    let silent = seen.pods.iter().filter(is_silent);
     silent.map(PodView::id).collect()
 }
 
 /// Deletes the pods of any gang, including created ones not in the cache yet, and waits until all
 /// GPUs are free; `None` once they are. Ended pods hold no GPU. Pods on a missing or long unready
 /// node are not waited for: it gets no new pods. Nor are overdue pods: their GPUs count as used.
-pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
-    let unseen = observation.unseen_pods.iter().map(|(name, uid)| PodId {
+pub(super) fn drain(seen: &Observation, node_lost_after: Duration) -> Option<Step> {
+    let unseen = seen.unseen_pods.iter().map(|(name, uid)| PodId {
         name: name.clone(),
         uid: uid.clone(),
     });
-    let mut pods: Vec<PodId> = observation
+    let mut pods: Vec<PodId> = seen
         .pods
         .iter()
         .filter(|pod| pod.deletion_timestamp.is_none())
@@ -141,13 +140,30 @@ pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Opt
         .chain(unseen)
         .collect();
     pods.sort_unstable();
-    let holding = observation.pods.iter().any(|pod| observation.holds_gpus(pod));
-    let force = beyond_reach(observation, node_lost_after);
-    (!pods.is_empty() || holding || !force.is_empty()).then_some(Plan::Drain { pods, force })
+    let holding = seen.pods.iter().any(|pod| seen.holds_gpus(pod));
+    let force = beyond_reach(seen, node_lost_after);
+    if pods.is_empty() && !holding && force.is_empty() {
+        return None;
+    }
+    let mut writes: Vec<Write> = deletion(&seen.status(), pods, force).into_iter().collect();
+    let workload = seen.queue.workload.as_ref();
+    let not_ready = workload.and_then(|workload| workload::with_pods_ready(workload, false, seen.now));
+    writes.extend(not_ready.map(|workload| Write::TryUpdateWorkload(workload.into())));
+    Some(Next::of(seen).act(writes, IN_MOTION).urgent())
 }
 
-pub(super) fn backing_off(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
+/// Deletes pods: of a failed attempt quickly, of others with the time to save a checkpoint, and those
+/// that no kubelet will end by force.
+pub(super) fn deletion(status: &ViTTrainingJobStatus, pods: Vec<PodId>, force: Vec<PodId>) -> Option<Write> {
+    let grace = status.failure_of_attempt().map(|_| STOP_AFTER_FAILURE_SECONDS);
+    let pods = pods.into_iter().map(|pod| (pod, grace));
+    let all: Vec<_> = pods.chain(force.into_iter().map(|pod| (pod, Some(0)))).collect();
+    (!all.is_empty()).then_some(Write::DeletePods(all))
+}
+
+pub(super) fn backing_off(seen: &Observation, status: &ViTTrainingJobStatus) -> Option<Step> {
     let seen_at = status.failure_of_attempt()?.time.as_ref()?.0;
-    let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(observation.now);
-    left.is_positive().then_some(Plan::Rest(Some(left)))
+    let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(seen.now);
+    left.is_positive()
+        .then(|| Next::of(seen).record(std_duration(left)))
 }

@@ -1,0 +1,234 @@
+//! The next step of one job: a pure function of the observation.
+//!
+//! ```text
+//!              +------------------------------- Suspended <--- Suspending <--+
+//!              v                                                             | spec.suspend
+//!   (new) -> Pending --place--> Starting --all pods ready--> Running --------+
+//!              ^                   |                            |
+//!              |                   +---a pod failed, or another size wanted--+--> Failed
+//!              |                                 v
+//!              +---- no group fits -------- Restarting --place--> Starting
+//! ```
+//! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction.
+//!
+//! What destroys evidence or holds GPUs is recorded by a step of its own before: a failure before its
+//! pods are deleted, a placement before its pods are created. So an operator that stops in between
+//! continues there.
+
+mod follow;
+mod gang;
+mod over;
+mod queue;
+mod stopping;
+
+use std::time::Duration;
+
+use contract::FailureClass;
+use crds::conditions::{reasons, types};
+use crds::status::ViTTrainingJobStatus;
+use crds::{InvalidJob, Phase, ValidatedJob};
+use jiff::SignedDuration;
+use planner::policy::placement::Placement;
+use planner::{Decision, Waiting};
+
+use super::next::Next;
+use super::observation::Observation;
+use super::pace::{CATCH_UP, IN_MOTION, RESTING, WAITING};
+use super::step::{Step, Write};
+use crate::error::Error;
+use crate::policy::admission::admission_state;
+use crate::policy::failure::Failure;
+use crate::policy::gang::{PodState, PodView};
+use crate::policy::restart::Verdict;
+use crate::policy::suspend::{StopReason, stop_wanted};
+use crate::policy::{deadline, strategy};
+use follow::{follow, verdict_on};
+use over::after_the_end;
+use queue::queue;
+use stopping::{backing_off, drain, failed_stop, settle};
+
+/// Decides. `place` finds and promises GPUs for an attempt; `growth` returns the nodes to which an
+/// elastic gang could grow.
+pub(crate) fn decide(
+    seen: &Observation,
+    valid: &Result<ValidatedJob, InvalidJob>,
+    place: impl FnOnce(i32) -> Decision,
+    growth: impl FnOnce() -> Option<usize>,
+) -> Step {
+    let status = seen.status();
+    let mut phase = status.phase.unwrap_or(Phase::Pending);
+    if phase.is_terminal() {
+        // Only a refused job is retried after an edit of the manifest.
+        if valid.is_err() || !status.was_refused() {
+            return after_the_end(seen, &status);
+        }
+        phase = Phase::Pending;
+    }
+    let valid = match valid {
+        Ok(valid) => valid,
+        Err(invalid) => return refuse(seen, &invalid.to_string()),
+    };
+    if valid.external.is_some() && seen.agent_image.is_none() && makes_pods(phase, valid) {
+        return refuse(
+            seen,
+            "spec.external is given, but this operator was started without --agent-image, the sidecar of other trainers",
+        );
+    }
+    // A gang that succeeded has nothing left to do, whatever the spec says now.
+    if has_finished(seen, &status) {
+        return Next::of(seen).succeeded().record(IN_MOTION).urgent();
+    }
+    if let Some(step) = time_out(seen, &status, valid, phase) {
+        return step;
+    }
+    if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.suspend, &valid.sizes) {
+        return halt(seen, &stop);
+    }
+    let admission = admission_state(valid, &seen.queue);
+    let is_evicted = admission.ends_gang().is_some();
+    if let (Phase::Starting | Phase::Running, Some(words)) = (phase, admission.ends_gang()) {
+        return halt(seen, &StopReason::Evict(words.into()));
+    }
+    let place_now = || {
+        drain(seen, valid.node_lost_after)
+            .or_else(|| queue(seen, &status, valid, admission))
+            .unwrap_or_else(|| {
+                let attempt = seen.newest_attempt() + 1;
+                match place(attempt) {
+                    Decision::Placed(placement) => placed(seen, valid, attempt, &placement),
+                    Decision::Waits(waiting) => wait(seen, &waiting, vec![]),
+                    Decision::Outdated => Next::of(seen).record(CATCH_UP),
+                }
+            })
+    };
+    match phase {
+        // Pods may have appeared since.
+        Phase::Suspended if valid.suspend => drain(seen, valid.node_lost_after)
+            .unwrap_or_else(|| Next::of(seen).act(without_workload(seen), RESTING)),
+        Phase::Pending | Phase::Suspended => place_now(),
+        Phase::Suspending => drain(seen, valid.node_lost_after)
+            .or_else(|| failed_stop(seen, &status))
+            .unwrap_or_else(|| {
+                Next::of(seen)
+                    .suspended()
+                    .act(without_workload(seen), IN_MOTION)
+                    .urgent()
+            }),
+        Phase::Restarting => settle(seen, &status, |failure, failures| {
+            verdict_on(failure, seen, valid, failures)
+        })
+        .or_else(|| drain(seen, valid.node_lost_after))
+        .or_else(|| failed_stop(seen, &status))
+        .or_else(|| backing_off(seen, &status).filter(|_| !is_evicted))
+        .unwrap_or_else(place_now),
+        Phase::Starting | Phase::Running => follow(seen, &status, valid, growth),
+        Phase::Succeeded | Phase::Failed => after_the_end(seen, &status),
+    }
+}
+
+/// The end of a gang of which the API server would always refuse an object, such as this pod.
+pub(super) fn end_of_refused(seen: &Observation, pod: &PodView, error: &Error) -> Step {
+    let failure = Failure::from_pod(pod, FailureClass::BadConfig, error.to_string());
+    end(seen, &failure, Verdict::NotRetryable, false)
+}
+
+fn refuse(seen: &Observation, why: &str) -> Step {
+    Next::of(seen)
+        .failed(reasons::INVALID_SPEC, why)
+        .record(RESTING)
+        .urgent()
+}
+
+fn halt(seen: &Observation, reason: &StopReason) -> Step {
+    Next::of(seen).halted(reason).record(IN_MOTION).urgent()
+}
+
+/// Ends the attempt; `again` if only the blame moves to another pod.
+fn end(seen: &Observation, failure: &Failure, verdict: Verdict, again: bool) -> Step {
+    Next::of(seen)
+        .ended(failure, verdict, again)
+        .record(IN_MOTION)
+        .urgent()
+}
+
+fn placed(seen: &Observation, valid: &ValidatedJob, attempt: i32, placement: &Placement) -> Step {
+    let nodes = u32::try_from(placement.nodes.len()).unwrap_or(u32::MAX);
+    let status = seen.job.status.as_ref();
+    let out_of_memory = status.and_then(|status| status.out_of_memory.as_ref());
+    let strategy = strategy::choose(valid, nodes, &placement.gpus, out_of_memory);
+    Next::of(seen)
+        .placed(attempt, placement, strategy)
+        .record(IN_MOTION)
+}
+
+fn wait(seen: &Observation, waiting: &Waiting, writes: Vec<Write>) -> Step {
+    let left = deadline::left_to_wait(&seen.job, seen.now).map(std_duration);
+    let again = left.map_or(WAITING, |left| WAITING.min(left.max(CATCH_UP)));
+    Next::of(seen).waits(waiting).act(writes, again)
+}
+
+/// A suspended job asks for no quota.
+fn without_workload(seen: &Observation) -> Vec<Write> {
+    let workload = seen.queue.workload.clone();
+    workload.map(Write::DeleteWorkload).into_iter().collect()
+}
+
+fn std_duration(time: SignedDuration) -> Duration {
+    Duration::try_from(time).unwrap_or_default()
+}
+
+fn time_out(
+    seen: &Observation,
+    status: &ViTTrainingJobStatus,
+    valid: &ValidatedJob,
+    phase: Phase,
+) -> Option<Step> {
+    let failed =
+        |reason, message: &str| Some(Next::of(seen).failed(reason, message).record(IN_MOTION).urgent());
+    let started = status.start_time.as_ref().map(|time| time.0);
+    if deadline::is_over(valid.active_deadline, started, phase, seen.now) {
+        let seconds = valid.active_deadline.unwrap_or_default().as_secs();
+        let message = format!("the job has had GPUs for {seconds} s (activeDeadlineSeconds)");
+        return failed(reasons::DEADLINE_EXCEEDED, &message);
+    }
+    let left = deadline::left_to_wait(&seen.job, seen.now)?;
+    if left.is_positive() {
+        return None;
+    }
+    let seconds = seen
+        .job
+        .spec
+        .scheduling
+        .pending_timeout_seconds
+        .unwrap_or_default();
+    let why = status
+        .condition(types::PLACED)
+        .map_or("it has just been created", |placed| placed.message.as_str());
+    let message = format!("the job got no GPUs within {seconds} s (scheduling.pendingTimeoutSeconds): {why}");
+    failed(reasons::PENDING_TIMEOUT, &message)
+}
+
+/// Whether every pod of the attempt succeeded.
+fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
+    let could_have = match status.phase {
+        Some(Phase::Starting | Phase::Running | Phase::Suspending) => true,
+        // It was being replaced, but not after a failure.
+        Some(Phase::Restarting) => status.failure_of_attempt().is_none(),
+        _ => false,
+    };
+    let nodes = status.nodes().len();
+    let ended_well = |pod: &&PodView| pod.state == PodState::Succeeded;
+    could_have && nodes > 0 && seen.gang(status.attempt).filter(ended_well).count() == nodes
+}
+
+/// Whether a job in this phase gets pods.
+fn makes_pods(phase: Phase, valid: &ValidatedJob) -> bool {
+    match phase {
+        Phase::Pending | Phase::Starting | Phase::Restarting => true,
+        Phase::Suspended => !valid.suspend,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;
