@@ -82,8 +82,6 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         job: job.into(),
         pods,
         departed: vec![],
-        unseen_pods: std::collections::HashMap::new(),
-        gang_was_created: true,
         unready_nodes: std::collections::HashMap::new(),
         rejecting_nodes: std::collections::HashMap::new(),
         has_service: true,

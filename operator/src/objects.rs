@@ -30,11 +30,11 @@ pub(crate) fn written_by_us() -> PostParams {
     }
 }
 
-/// An object of its owner.
+/// An object of its owner, as it is stored.
 pub(crate) struct OwnedObject<K> {
-    pub(crate) uid: Option<String>,
-    /// The stored object if this call created it.
-    pub(crate) created: Option<K>,
+    pub(crate) object: K,
+    /// Whether this call created it.
+    pub(crate) is_new: bool,
 }
 
 /// Creates an object unless its owner already has it. Never changes someone else's object.
@@ -68,15 +68,9 @@ where
 {
     let name = object.name_any();
     match api.create(&written_by_us(), &object).await {
-        Ok(created) => Ok(OwnedObject {
-            uid: created.uid(),
-            created: Some(created),
-        }),
+        Ok(object) => Ok(OwnedObject { object, is_new: true }),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let existing = api
-                .get_metadata(&name)
-                .await
-                .map_err(Error::api("get", kind, &name))?;
+            let existing = api.get(&name).await.map_err(Error::api("get", kind, &name))?;
             let owners = existing.owner_references();
             let is_of = |known: &OwnerReference| known.kind == O::kind(&()) && known.name == owner.name_any();
             if owners
@@ -84,8 +78,8 @@ where
                 .any(|known| Some(&known.uid) == owner.uid().as_ref())
             {
                 Ok(OwnedObject {
-                    uid: existing.uid(),
-                    created: None,
+                    object: existing,
+                    is_new: false,
                 })
             } else if owners.iter().any(is_of) {
                 Err(Error::LastOwnersObject {
@@ -113,12 +107,12 @@ pub(crate) fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteP
     })
 }
 
-/// Deletes an object; succeeds if it does not exist.
+/// Deletes an object; succeeds if it does not exist. Returns the stored object if it still exists.
 pub(crate) fn delete<K>(
     api: &Api<K>,
     name: String,
     parameters: DeleteParams,
-) -> impl Future<Output = Result<(), Error>>
+) -> impl Future<Output = Result<Option<K>, Error>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -131,16 +125,16 @@ pub(crate) async fn delete_of_kind<K>(
     kind: &'static str,
     name: String,
     parameters: DeleteParams,
-) -> Result<(), Error>
+) -> Result<Option<K>, Error>
 where
     K: Clone + Debug + DeserializeOwned,
 {
     let is_by_uid = parameters.preconditions.is_some();
     match api.delete(&name, &parameters).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Ok(answer) => Ok(answer.left()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
         // Another object has reused the name: this one is gone.
-        Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
+        Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(None),
         Err(error) => Err(Error::api("delete", kind, &name)(error)),
     }
 }

@@ -12,9 +12,9 @@ use futures::future::{self, BoxFuture};
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::client::ClientBuilder;
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
+use kube::{Api, Client, Config, ResourceExt as _};
 use planner::{GuardedJob, SharedPlanner};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
@@ -30,6 +30,8 @@ use crate::metrics::Metrics;
 use crate::reconcile::{Context, Settings, error_policy, reconcile};
 use crate::studies::{self, GuardedStudy, Studies};
 use crate::watch::caches::Caches;
+use crate::watch::confirm::confirm;
+use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
 use crate::watch::trigger::{Trigger, own_api};
@@ -113,30 +115,23 @@ async fn run_on(
         Arc::clone(&metrics),
     );
     let jobs: Api<GuardedJob> = own_api(&client, namespace.as_deref());
-    let (job_store, job_writer) = reflector::store();
-    let capacity = triggers.clone();
+    let known = Jobs::new(planner, triggers.clone());
+    let followed = known.clone();
     let study_changes = Arc::new(Notify::new());
     let jobs_of_studies = Arc::clone(&study_changes);
     let job_events = watcher(jobs, watcher::Config::default())
-        // The planner sees a change before any round does.
-        .inspect_ok(move |event| {
-            if planner.lock().follow_jobs(event) {
-                let _ = capacity.send(Trigger::Waiting);
-            }
-        })
-        // As large as the rest of a job, and the operator neither reads it nor writes it back.
-        .modify(|job| job.meta_mut().managed_fields = None)
-        .reflect(job_writer)
+        .map_ok(move |event| stream::iter(followed.watched(event)).map(Ok))
+        .try_flatten()
         .inspect_ok(move |event| {
             if is_of_study(event) {
                 jobs_of_studies.notify_one();
             }
         })
         .applied_objects();
-    let controller = Controller::for_stream(job_events, job_store.clone());
+    let controller = Controller::for_stream(job_events, known.store().clone());
     let context = Arc::new(Context::new(
         client.clone(),
-        job_store.clone(),
+        known.clone(),
         caches.clone(),
         triggers,
         Arc::clone(&metrics),
@@ -156,7 +151,7 @@ async fn run_on(
         })?;
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
-        jobs: job_store,
+        jobs: known.store().clone(),
         planner: caches.planner().clone(),
         is_ready: Arc::clone(&is_ready),
     };
@@ -169,7 +164,16 @@ async fn run_on(
         endpoints,
         serving.clone().cancelled_owned(),
     ));
-    let mut watches = tokio::spawn(future::select(watches, study_watch).map(drop));
+    let confirmed = confirm(
+        client.clone(),
+        {
+            let known = known.clone();
+            move |before| known.unconfirmed(before)
+        },
+        move |answer: &GuardedJob, stored| known.confirmed(answer, stored),
+    );
+    let watches = [watches, study_watch, confirmed.boxed()];
+    let mut watches = tokio::spawn(future::select_all(watches).map(drop));
     info!(identity, namespace, %metrics_address, "the operator has started");
 
     let lead = async {
@@ -297,7 +301,7 @@ fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
 async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
     // Without its jobs a study would create them again or finish too early.
     tokio::select! {
-        ready = context.context.jobs.wait_until_ready() => if ready.is_err() { return },
+        ready = context.context.jobs.store().wait_until_ready() => if ready.is_err() { return },
         () = stop.cancelled() => return,
     }
     let store = context.store.clone();
@@ -397,7 +401,6 @@ mod tests {
     use ::http::{Method, Request, Response};
     use kube::client::Body;
     use kube::core::DeserializeGuard;
-    use kube::runtime::reflector;
     use serde_json::Value;
 
     use super::*;
@@ -432,7 +435,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn changes_of_capacity_are_gathered_and_told_to_waiting_jobs_only() {
-        let (jobs, mut writer) = reflector::store();
+        let (jobs, mut writer) = kube::runtime::reflector::store();
         for (name, phase) in [("waiting", Phase::Pending), ("running", Phase::Running)] {
             let mut job = fixtures::job_in(phase, 1);
             job.metadata.name = Some(name.into());
@@ -487,17 +490,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_gang_is_deleted_while_many_large_ones_are_created() {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let (store, mut writer) = reflector::store();
-        writer.apply_watcher_event(&watcher::Event::Init);
-        writer.apply_watcher_event(&watcher::Event::InitDone);
+        let (triggers, triggered) = mpsc::unbounded_channel();
+        let known = Jobs::new(SharedPlanner::default(), triggers.clone());
+        known.watched(watcher::Event::Init);
+        known.watched(watcher::Event::InitDone);
+        let (store, watched) = (known.store().clone(), known.clone());
         let (jobs, changes) = futures::channel::mpsc::unbounded();
         let changes = changes.inspect_ok(move |job: &GuardedJob| {
-            writer.apply_watcher_event(&watcher::Event::Apply(job.clone()));
+            watched.watched(watcher::Event::Apply(job.clone()));
         });
-        let (triggers, triggered) = mpsc::unbounded_channel();
         let context = Arc::new(Context::new(
             Client::new(service, "default"),
-            store.clone(),
+            known,
             Caches::holding(
                 SharedPlanner::default(),
                 &[],
@@ -521,6 +525,7 @@ mod tests {
         }
         let mut created: HashMap<String, usize> = HashMap::new();
         let mut is_suspended = false;
+        let mut version = 1000;
         let mut whole_before_deletion = None;
         while created.values().sum::<usize>() < GANGS * PODS {
             let (request, answer) = server.next_request().await.expect("a call");
@@ -530,8 +535,13 @@ mod tests {
                 whole_before_deletion.get_or_insert(whole);
             }
             let body = request.into_body().collect_bytes().await.expect("a body");
+            let mut answered = body.to_vec();
             if path.ends_with("/pods") {
-                let pod: Value = serde_json::from_slice(&body).expect("a pod");
+                version += 1;
+                let mut pod: Value = serde_json::from_slice(&body).expect("a pod");
+                pod["metadata"]["uid"] = format!("uid-{version}").into();
+                pod["metadata"]["resourceVersion"] = version.to_string().into();
+                answered = serde_json::to_vec(&pod).expect("a pod");
                 let owner = pod["metadata"]["ownerReferences"][0]["name"].as_str();
                 *created.entry(owner.expect("an owner").into()).or_default() += 1;
             }
@@ -544,7 +554,7 @@ mod tests {
                 is_suspended = true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
-            answer.send_response(Response::new(Body::from(body.to_vec())));
+            answer.send_response(Response::new(Body::from(answered)));
         }
         assert_eq!(whole_before_deletion, Some(0));
         assert!(created.values().all(|pods| *pods == PODS), "{created:?}");

@@ -47,22 +47,29 @@ async fn apply_one(
 ) -> Result<(), Error> {
     let by_default = DeleteParams::default;
     match write {
-        Write::DeletePods(pods) => delete_pods(&api(client, job), pods).await,
+        Write::DeletePods(pods) => delete_pods(context, &api(client, job), pods).await,
         Write::DeleteAttempt(name, pod_groups) => {
             if let Some(version) = pod_groups {
                 let groups = api_of_groups(client, job, version);
                 delete_of_kind(&groups, POD_GROUP, name.clone(), by_default()).await?;
             }
-            delete(&api::<ConfigMap>(client, job), name, by_default()).await
+            delete(&api::<ConfigMap>(client, job), name, by_default())
+                .await
+                .map(drop)
         }
-        Write::DeleteService => delete(&api::<Service>(client, job), job.name_any(), by_default()).await,
+        Write::DeleteService => {
+            let deleted = delete(&api::<Service>(client, job), job.name_any(), by_default()).await;
+            deleted.map(drop)
+        }
         Write::DeleteNetworkPolicy => {
-            delete(&api::<NetworkPolicy>(client, job), job.name_any(), by_default()).await
+            let deleted = delete(&api::<NetworkPolicy>(client, job), job.name_any(), by_default()).await;
+            deleted.map(drop)
         }
         Write::CreateWorkload(workload) => create(client, job, *workload).await.map(drop),
         Write::DeleteWorkload(workload) => {
             let parameters = with_uid(workload.uid(), by_default());
-            delete(&api::<Workload>(client, job), workload.name_any(), parameters).await
+            let deleted = delete(&api::<Workload>(client, job), workload.name_any(), parameters).await;
+            deleted.map(drop)
         }
         Write::UpdateWorkload(workload) => {
             let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
@@ -86,7 +93,8 @@ async fn apply_one(
             );
             context.publish(job.object_ref(&()), vec![expired]);
             let parameters = with_uid(job.uid(), DeleteParams::background());
-            delete(&api::<ViTTrainingJob>(client, job), job.name_any(), parameters).await
+            let deleted = delete(&api::<ViTTrainingJob>(client, job), job.name_any(), parameters).await;
+            deleted.map(drop)
         }
     }
 }
@@ -99,8 +107,12 @@ where
     Api::namespaced(client.clone(), &job.namespace().unwrap_or_default())
 }
 
-async fn delete_pods(api: &Api<Pod>, pods: Vec<(PodId, Option<u32>)>) -> Result<(), Error> {
-    let deleted: Vec<Result<(), Error>> = stream::iter(pods)
+async fn delete_pods(
+    context: &Context,
+    api: &Api<Pod>,
+    pods: Vec<(PodId, Option<u32>)>,
+) -> Result<(), Error> {
+    let deleted: Vec<Result<Option<Pod>, Error>> = stream::iter(pods)
         .map(|(pod, grace_period_seconds)| {
             let parameters = DeleteParams {
                 grace_period_seconds,
@@ -111,7 +123,14 @@ async fn delete_pods(api: &Api<Pod>, pods: Vec<(PodId, Option<u32>)>) -> Result<
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
-    deleted.into_iter().collect()
+    let mut result = Ok(());
+    for deleted in deleted {
+        match deleted {
+            Ok(pod) => pod.into_iter().for_each(|pod| context.caches.answered(pod)),
+            Err(error) => result = result.and(Err(error)),
+        }
+    }
+    result
 }
 
 async fn create_all(
@@ -164,35 +183,22 @@ async fn create_group(
 
 /// Creates as many pods as a round may.
 async fn create_gang(context: &Context, job: &ViTTrainingJob, pods: Vec<Pod>) -> Result<(), Error> {
-    let uid = job.uid().unwrap_or_default();
-    let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
-    let wanted = pods.len();
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .take_until(tokio::time::sleep(CREATING))
         .map(|pod| async {
-            let name = pod.name_any();
             let wants_group = is_grouped(&pod);
             let own = create(&context.client, job, pod).await?;
-            if wants_group && own.created.is_some_and(|pod| !is_grouped(&pod)) {
+            if wants_group && own.is_new && !is_grouped(&own.object) {
                 warn_of_lost_group(context);
             }
-            let created = PodId {
-                name,
-                uid: own.uid.unwrap_or_default(),
-            };
-            context.memory.pod_created(&uid, attempt, created);
+            context.caches.answered(own.object);
             Ok(())
         })
         // Ordered, so that of several errors always the same is reported.
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
-    let is_whole = results.len() == wanted;
-    results.into_iter().collect::<Result<(), Error>>()?;
-    if is_whole {
-        context.memory.gang_created(&uid, attempt);
-    }
-    Ok(())
+    results.into_iter().collect()
 }
 
 fn warn_of_lost_group(context: &Context) {

@@ -9,9 +9,8 @@ use crds::labels;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
 use kube::runtime::events::{Event, Recorder, Reporter};
-use kube::runtime::reflector::Store;
 use kube::{Client, Resource as _};
-use planner::{GuardedJob, SharedPlanner};
+use planner::SharedPlanner;
 use tokio::sync::{Semaphore, mpsc};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
@@ -21,6 +20,7 @@ use super::agents::AgentClient;
 use super::memory::Memory;
 use crate::metrics::Metrics;
 use crate::watch::caches::Caches;
+use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
@@ -50,7 +50,7 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// The same for calls that release GPUs, so that they do not queue behind the creation of pods.
     pub(super) urgent: Client,
-    pub(crate) jobs: Store<GuardedJob>,
+    pub(crate) jobs: Jobs,
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
@@ -73,7 +73,7 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(
         client: Client,
-        jobs: Store<GuardedJob>,
+        jobs: Jobs,
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
@@ -135,6 +135,7 @@ impl Context {
     pub(crate) fn forget_gone(&self) {
         let uids: HashSet<String> = self
             .jobs
+            .store()
             .state()
             .iter()
             .filter_map(|job| job.meta().uid.clone())

@@ -1,4 +1,4 @@
-//! This process's changes until the caches show them. All of it can be lost: a new leader continues
+//! What this process knows of each job beside the caches. All of it can be lost: a new leader continues
 //! from the status and the pods.
 
 use std::collections::HashMap;
@@ -12,14 +12,7 @@ use jiff::Timestamp;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 
-use crate::policy::gang::PodId;
 use crate::policy::straggler::SlowRanks;
-
-/// How long a created pod may be missing in the cache before it counts as gone.
-const UNSEEN: Duration = Duration::from_secs(30);
-/// How long a cache may lag behind the last write. After that the server must have lost the write,
-/// for example by a restore of etcd.
-const BEHIND: Duration = Duration::from_secs(60);
 
 /// The memory of all jobs, by uid.
 #[derive(Debug, Default)]
@@ -27,17 +20,9 @@ pub(crate) struct Memory(Mutex<HashMap<String, JobMemory>>);
 
 #[derive(Debug, Default)]
 struct JobMemory {
-    /// Resource version of the last write.
-    written: Option<String>,
     written_at: Option<Instant>,
     /// Whether it wrote phase Starting.
     is_starting: bool,
-    /// The attempt whose pods this process created.
-    attempt: i32,
-    /// Its pods not in the cache yet, by name: their uids, and when they were created.
-    unseen: HashMap<String, (String, Instant)>,
-    /// Whether all of its pods were created.
-    complete: bool,
     /// When agents were polled last.
     polled_at: Option<Instant>,
     /// Receives their answer.
@@ -112,11 +97,10 @@ impl Memory {
         change(self.lock().entry(uid.into()).or_default())
     }
 
-    /// Remembers a written status and its resource version.
-    pub(crate) fn wrote(&self, uid: &str, phase: Option<Phase>, version: Option<String>) {
+    /// Remembers a written status.
+    pub(crate) fn wrote(&self, uid: &str, phase: Option<Phase>) {
         self.with(uid, |job| {
             job.is_starting = phase == Some(Phase::Starting);
-            job.written = version;
             job.written_at = Some(Instant::now());
         });
     }
@@ -124,58 +108,6 @@ impl Memory {
     /// Time since the last write, if there was one.
     pub(crate) fn since_write(&self, uid: &str) -> Option<Duration> {
         self.with(uid, |job| job.written_at.map(|at| at.elapsed()))
-    }
-
-    /// Whether a cached version is older than the last write; versions increase.
-    pub(crate) fn is_behind(&self, uid: &str, cached: Option<&str>) -> bool {
-        let number = |version: &str| version.parse::<u64>().ok();
-        self.with(uid, |job| {
-            if job.written_at.is_none_or(|at| at.elapsed() >= BEHIND) {
-                return false;
-            }
-            match (cached.and_then(number), job.written.as_deref().and_then(number)) {
-                (Some(cached), Some(written)) => cached < written,
-                _ => false,
-            }
-        })
-    }
-
-    /// Remembers a created pod of an attempt.
-    pub(crate) fn pod_created(&self, uid: &str, attempt: i32, pod: PodId) {
-        self.with(uid, |job| {
-            if job.attempt != attempt {
-                job.attempt = attempt;
-                job.unseen.clear();
-                job.complete = false;
-            }
-            job.unseen.insert(pod.name, (pod.uid, Instant::now()));
-        });
-    }
-
-    /// Remembers that every pod of an attempt is created.
-    pub(crate) fn gang_created(&self, uid: &str, attempt: i32) {
-        self.with(uid, |job| job.complete = job.attempt == attempt);
-    }
-
-    /// An attempt's created but uncached pods, as uids by name, and whether all were created.
-    pub(crate) fn created<'a>(
-        &self,
-        uid: &str,
-        attempt: i32,
-        cached: impl IntoIterator<Item = &'a String>,
-    ) -> (HashMap<String, String>, bool) {
-        self.with(uid, |job| {
-            if job.attempt != attempt {
-                return (HashMap::new(), false);
-            }
-            for name in cached {
-                job.unseen.remove(name);
-            }
-            job.unseen.retain(|_, (_, since)| since.elapsed() < UNSEEN);
-            let unseen = job.unseen.iter();
-            let unseen = unseen.map(|(name, (uid, _))| (name.clone(), uid.clone()));
-            (unseen.collect(), job.complete)
-        })
     }
 
     /// The answers of a job's agents, including the last poll's, with the status's `stragglers`.
@@ -282,47 +214,6 @@ mod tests {
     use contract::{Activity, Heartbeat};
 
     use super::*;
-    use crate::fixtures::uid_of;
-
-    #[test]
-    fn a_cache_behind_our_own_write_is_noticed() {
-        let memory = Memory::default();
-        assert!(!memory.is_behind("job", Some("7")));
-        memory.wrote("job", None, Some("10".into()));
-        assert!(memory.is_behind("job", Some("9")));
-        assert!(!memory.is_behind("job", Some("10")));
-        assert!(!memory.is_behind("job", Some("11")));
-        assert!(!memory.is_behind("other", Some("1")));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_cache_that_stays_behind_is_believed_in_the_end() {
-        let memory = Memory::default();
-        memory.wrote("job", None, Some("10".into()));
-        assert!(memory.is_behind("job", Some("9")));
-        tokio::time::advance(BEHIND).await;
-        assert!(
-            !memory.is_behind("job", Some("9")),
-            "etcd was restored: it was never 10"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pod_that_never_comes_into_the_cache_counts_as_gone_in_the_end() {
-        let memory = Memory::default();
-        for pod in ["a", "b"] {
-            memory.pod_created("job", 1, pod.into());
-        }
-        memory.gang_created("job", 1);
-        let seen = ["a".to_owned()];
-        assert_eq!(
-            memory.created("job", 1, &seen),
-            (HashMap::from([("b".into(), uid_of("b"))]), true)
-        );
-        tokio::time::advance(UNSEEN).await;
-        assert_eq!(memory.created("job", 1, &seen), (HashMap::new(), true));
-        assert_eq!(memory.created("job", 2, &seen), (HashMap::new(), false));
-    }
 
     const INTERVAL: Duration = Duration::from_secs(2);
 

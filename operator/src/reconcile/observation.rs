@@ -10,7 +10,6 @@ use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
 
 use crate::api::pod_group::Version;
-use crate::build;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 use crate::policy::stall::{SilentAgent, StallSigns};
@@ -23,10 +22,6 @@ pub(crate) struct Observation {
     pub(crate) pods: Vec<PodView>,
     /// Its deleted pods, in their last state.
     pub(crate) departed: Vec<PodView>,
-    /// Existing pods that are not in the cache yet: uids by name.
-    pub(crate) unseen_pods: HashMap<String, String>,
-    /// Whether this process created every pod of the present attempt.
-    pub(crate) gang_was_created: bool,
     /// Unready nodes of its pods, and since when.
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
     /// The nodes of rejected pods, by name.
@@ -78,12 +73,11 @@ impl Observation {
             .filter(move |pod| pod.attempt == attempt)
     }
 
-    /// Whether all pods of the present gang have existed, so that a missing one is lost.
+    /// Whether all pods of the present gang have existed, so that a missing one is lost. A pod of a
+    /// starting gang that existed is among the departed ones.
     pub(crate) fn was_whole(&self) -> bool {
-        match self.job.status.as_ref().and_then(|status| status.phase) {
-            Some(Phase::Starting) => self.gang_was_created,
-            phase => phase == Some(Phase::Running),
-        }
+        let status = self.job.status.as_ref();
+        status.is_some_and(|status| status.phase == Some(Phase::Running))
     }
 
     /// The node ranks of the present gang without a pod.
@@ -92,10 +86,8 @@ impl Observation {
             return vec![];
         };
         let present: HashSet<usize> = self.gang(status.attempt).map(|pod| pod.node_rank).collect();
-        let name = |node_rank| build::pod::name(&self.job, status.attempt, node_rank);
         (0..status.nodes().len())
             .filter(|node_rank| !present.contains(node_rank))
-            .filter(|node_rank| !self.unseen_pods.contains_key(&name(*node_rank)))
             .collect()
     }
 

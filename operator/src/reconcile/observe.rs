@@ -1,7 +1,6 @@
-//! Step 1: the state of one job, from the caches and its agents' answers. A pod missing in the
-//! caches is looked up in the API server before it counts as lost.
+//! The state of one job, from the caches and its agents' answers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,15 +19,8 @@ use crate::error::Error;
 use crate::policy::stall::{self, SilentAgent, StallSigns};
 use crate::watch::trigger::is_owned_by;
 
-/// `None` if the cache does not show the last write yet, which would be repeated.
-pub(crate) async fn observe(
-    context: &Context,
-    job: Arc<ViTTrainingJob>,
-) -> Result<Option<Observation>, Error> {
+pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observation {
     let uid = job.uid().unwrap_or_default();
-    if context.memory.is_behind(&uid, job.resource_version().as_deref()) {
-        return Ok(None);
-    }
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let (mut pods, departed) = caches.pods_of(&job, attempt);
@@ -53,10 +45,6 @@ pub(crate) async fn observe(
             _ => {}
         }
     }
-    let (unseen_pods, gang_was_created) =
-        context
-            .memory
-            .created(&uid, attempt, pods.iter().chain(&departed).map(|pod| &pod.name));
     let mut observation = Observation {
         has_service: caches.has_service(&job),
         network_policy: isolation(context, &job),
@@ -65,8 +53,6 @@ pub(crate) async fn observe(
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,
-        unseen_pods,
-        gang_was_created,
         unready_nodes,
         rejecting_nodes,
         progress: None,
@@ -80,10 +66,6 @@ pub(crate) async fn observe(
         now,
         job,
     };
-    if observation.was_whole() && !observation.missing().is_empty() {
-        let unseen = look_up(context, &observation, attempt).await?;
-        observation.unseen_pods.extend(unseen);
-    }
     add_progress(context, &uid, &mut observation);
     // Another trainer may keep its checkpoints anywhere.
     if observation.job.spec.checkpoint.volume.is_none()
@@ -93,28 +75,29 @@ pub(crate) async fn observe(
         // It is deleted with the pod.
         progress.last_checkpoint = None;
     }
-    Ok(Some(observation))
+    observation
 }
 
-/// Pods of the gang that only the API server has, because the watch lags.
-async fn look_up(
-    context: &Context,
-    observation: &Observation,
-    attempt: i32,
-) -> Result<HashMap<String, String>, Error> {
-    let job = &*observation.job;
+/// Reads the pods of a running gang that the caches lack: the watch may lag behind the writes of the
+/// replica that led before. Returns whether the caches have more now.
+pub(crate) async fn catch_up(context: &Context, seen: &Observation) -> Result<bool, Error> {
+    let missing = seen.missing();
+    if missing.is_empty() || !seen.was_whole() {
+        return Ok(false);
+    }
+    let job = &*seen.job;
+    let attempt = seen.status().attempt;
     let pods: Api<Pod> = Api::namespaced(context.urgent.clone(), &job.namespace().unwrap_or_default());
     let (job_name, of_attempt) = (labels::JOB_NAME, labels::ATTEMPT);
     let of_gang = format!("{job_name}={},{of_attempt}={attempt}", job.name_any());
-    let listed = pods.list_metadata(&ListParams::default().labels(&of_gang)).await;
+    let listed = pods.list(&ListParams::default().labels(&of_gang)).await;
     let listed = listed.map_err(Error::api("list", "pods of", &job.name_any()))?;
-    let seen: HashSet<&String> = observation.gang(attempt).map(|pod| &pod.name).collect();
-    let own = listed.items.into_iter().map(|pod| pod.metadata);
-    Ok(own
-        .filter(|pod| is_owned_by(pod, job))
-        .filter_map(|pod| Some((pod.name?, pod.uid?)))
-        .filter(|(name, _)| !seen.contains(name))
-        .collect())
+    let own = listed
+        .items
+        .into_iter()
+        .filter(|pod| is_owned_by(&pod.metadata, job));
+    own.for_each(|pod| context.caches.answered(pod));
+    Ok(true)
 }
 
 fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {

@@ -14,7 +14,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::context::Context;
 use super::observation::Observation;
-use super::pace::{CATCH_UP, can_wait};
+use super::pace::can_wait;
 use super::step::{Step, Write};
 use super::{apply, decide, events, observe, poll, status, unreadable};
 use crate::error::Error;
@@ -76,9 +76,11 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
         // Its objects are deleted by owner references.
         return Ok(Action::await_change());
     }
-    let Some(seen) = observe::observe(context, Arc::new(job.clone())).await? else {
-        return Ok(Action::requeue(CATCH_UP));
-    };
+    let job = Arc::new(job.clone());
+    let mut seen = observe::observe(context, Arc::clone(&job));
+    if observe::catch_up(context, &seen).await? {
+        seen = observe::observe(context, job);
+    }
     let valid = crds::validate(&seen.job);
     // Pure, except that the planner finds and promises GPUs in one step.
     let mut step = decide_and_promise(context, &seen, &valid);
@@ -171,11 +173,8 @@ async fn write_status(
         ..job.clone()
     };
     let written = objects::replace_status(&api, objects::kind::<ViTTrainingJob>(), &object).await?;
-    context.memory.wrote(
-        &job.uid().unwrap_or_default(),
-        next.phase,
-        written.resource_version(),
-    );
+    context.jobs.answered(written);
+    context.memory.wrote(&job.uid().unwrap_or_default(), next.phase);
     count(context, job, &last, &next, seen.now);
     if last.phase != next.phase {
         info!(

@@ -14,9 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::client::Body;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::watcher::Event as WatchEvent;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use planner::{GuardedJob, SharedPlanner};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -24,7 +23,7 @@ use tower_test::mock::{self, Handle};
 
 use super::context::{CALL_TIMEOUT, CALLS_AT_ONCE};
 use super::observation::Observation;
-use super::pace::{CATCH_UP, IN_MOTION, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, pace, pace_of_starts};
+use super::pace::{IN_MOTION, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, pace, pace_of_starts};
 use super::poll::PROGRESS_INTERVAL;
 use super::round::{decide_and_promise, restarted_after};
 use super::*;
@@ -33,6 +32,7 @@ use crate::error::Error;
 use crate::fixtures::{self, assert_contains, uid_of};
 use crate::metrics::Metrics;
 use crate::watch::caches::Caches;
+use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
@@ -73,16 +73,18 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, ser
                 }
             }
             (&Method::GET, [.., "pods"]) => {
-                let items: Vec<Value> = server.unseen.iter().map(|name| unseen_pod(name)).collect();
-                let list = json!({
-                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": items,
-                });
+                let mut pods = fixtures::pod_objects(1, "Running");
+                pods.retain(|pod| server.unseen.contains(&&*pod.name_any()));
+                for pod in &mut pods {
+                    pod.metadata.resource_version = Some("200".into());
+                }
+                let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods});
                 (200, list, "pods".into())
             }
             (&Method::GET, [.., resource, name]) => {
+                let kind = if *resource == "pods" { "Pod" } else { "Service" };
                 let mut of_another = json!({
-                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-                    "metadata": {"name": name, "uid": "of-another"},
+                    "apiVersion": "v1", "kind": kind, "metadata": {"name": name, "uid": "of-another"},
                 });
                 if server.of_last_job.contains(resource) {
                     of_another["metadata"]["ownerReferences"] = json!([{
@@ -129,19 +131,6 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, ser
     }
     calls.append(&mut events);
     calls
-}
-
-/// The API server's metadata of a pod of [`fixtures::job`].
-fn unseen_pod(name: &str) -> Value {
-    json!({
-        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-        "metadata": {
-            "name": name, "namespace": fixtures::job().metadata.namespace, "uid": uid_of(name), "ownerReferences": [{
-                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
-                "name": "digits", "uid": fixtures::UID,
-            }],
-        },
-    })
 }
 
 fn text(value: &Value) -> &str {
@@ -217,21 +206,14 @@ impl Rounds {
         // Boxed, because jobs are large.
         Box::pin(async move {
             let (service, handle) = mock::pair();
-            let (store, mut writer) = reflector::store();
             let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
-            let context = context_with(
-                service,
-                store,
-                caches,
-                mpsc::unbounded_channel().0,
-                self.pod_groups,
-            );
+            let context = context_with(service, caches, mpsc::unbounded_channel().0, self.pod_groups);
             let stored = Arc::new(Mutex::new(job));
             let server = tokio::spawn(serve(handle, Arc::clone(&stored), self));
             let mut result = Ok(Action::await_change());
             for _ in 0..rounds {
                 let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
-                apply_event(&context, &mut writer, &guarded);
+                apply_event(&context, &guarded);
                 result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
             }
             // The server ends with its last client.
@@ -249,28 +231,27 @@ impl Rounds {
 /// The context of rounds in a cluster with these objects.
 pub(super) fn context(
     service: MockService,
-    jobs: Store<GuardedJob>,
     nodes: &[Node],
     pods: &[Pod],
     services: &[Service],
 ) -> Arc<Context> {
     let caches = Caches::holding(SharedPlanner::default(), nodes, pods, services);
-    context_with(service, jobs, caches, mpsc::unbounded_channel().0, false)
+    context_with(service, caches, mpsc::unbounded_channel().0, false)
 }
 
 /// A context without objects, and its API server.
 pub(super) fn idle_context() -> (Arc<Context>, ServerHandle) {
     let (service, server) = mock::pair();
-    (context(service, reflector::store().0, &[], &[], &[]), server)
+    (context(service, &[], &[], &[]), server)
 }
 
 fn context_with(
     service: MockService,
-    jobs: Store<GuardedJob>,
     caches: Caches,
     triggers: mpsc::UnboundedSender<Trigger>,
     pod_groups: bool,
 ) -> Arc<Context> {
+    let jobs = Jobs::new(caches.planner().clone(), triggers.clone());
     Arc::new(Context::new(
         Client::new(service, "default"),
         jobs,
@@ -287,10 +268,8 @@ fn context_with(
 }
 
 /// Applies a changed job as the watch of jobs does.
-fn apply_event(context: &Context, writer: &mut Writer<GuardedJob>, job: &GuardedJob) {
-    let event = WatchEvent::Apply(job.clone());
-    context.planner.lock().follow_jobs(&event);
-    writer.apply_watcher_event(&event);
+fn apply_event(context: &Context, job: &GuardedJob) {
+    context.jobs.watched(WatchEvent::Apply(job.clone()));
 }
 
 /// The gang of attempt 1 with pods in these phases, and the exit codes of ended containers.
@@ -602,10 +581,9 @@ async fn deletions(rounds: Rounds) -> (Vec<String>, Result<Action, Error>) {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_answer_holds_no_round_for_good() {
     let (service, mut handle) = mock::pair();
-    let (store, mut writer) = reflector::store();
-    let context = context(service, store, &Rounds::fresh().nodes, &[], &[]);
+    let context = context(service, &Rounds::fresh().nodes, &[], &[]);
     let guarded = DeserializeGuard(Ok(fixtures::job()));
-    apply_event(&context, &mut writer, &guarded);
+    apply_event(&context, &guarded);
     let round = tokio::spawn(reconcile(Arc::new(guarded), Arc::clone(&context)));
     let mut unanswered = Vec::new();
     while !round.is_finished() {
@@ -637,12 +615,12 @@ async fn a_gang_that_starts_is_looked_at_when_its_time_is_over_however_many_othe
     // Jobs that train do not slow down those that start.
     for job in 0..1000 {
         let uid = format!("job-{job}");
-        context.memory.wrote(&uid, Some(Phase::Running), None);
+        context.memory.wrote(&uid, Some(Phase::Running));
     }
     assert_eq!(next(&observation), IN_MOTION);
     for job in 0..1000 {
         let uid = format!("job-{job}");
-        context.memory.wrote(&uid, Some(Phase::Starting), None);
+        context.memory.wrote(&uid, Some(Phase::Starting));
     }
     assert_eq!(next(&observation), START_WRITTEN_EVERY);
     let timeout = SignedDuration::from_secs(observation.job.spec.scheduling.start_timeout_seconds.into());
@@ -707,33 +685,20 @@ async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
 }
 
 #[tokio::test]
-async fn a_job_older_than_our_own_last_write_is_not_acted_upon() {
-    let (context, _server) = idle_context();
-    context.memory.wrote(fixtures::UID, None, Some("101".into()));
-    let outdated = Arc::new(DeserializeGuard(Ok(fixtures::job())));
-    let action = reconcile(outdated, Arc::clone(&context))
-        .await
-        .expect("reconciled");
-    assert_eq!(action, Action::requeue(CATCH_UP));
-}
-
-#[tokio::test]
 async fn two_jobs_applied_at_once_never_share_a_gpu() {
     let (service, handle) = mock::pair();
-    let (store, mut writer) = reflector::store();
     let nodes = nodes(["a", "b", "c"]);
-    let context = context(service, store, &nodes, &[], &[]);
+    let context = context(service, &nodes, &[], &[]);
     let jobs = ["first", "second"].map(|name| {
         let mut job = fixtures::job();
         job.metadata.name = Some(name.into());
         job.metadata.uid = Some(format!("uid-of-{name}"));
-        apply_event(&context, &mut writer, &DeserializeGuard(Ok(job.clone())));
+        apply_event(&context, &DeserializeGuard(Ok(job.clone())));
         job
     });
     let mut plans = Vec::new();
     for job in &jobs {
-        let observation = observe::observe(&context, Arc::new(job.clone())).await;
-        let observation = observation.expect("observed").expect("caught up");
+        let observation = observe::observe(&context, Arc::new(job.clone()));
         plans.push(decide_and_promise(&context, &observation, &crds::validate(job)));
     }
     let phases: Vec<Option<Phase>> = plans.iter().map(|step| step.status.phase).collect();
@@ -750,7 +715,6 @@ fn promises_after<const ROUNDS: usize>(
     // Boxed, because jobs are large.
     Box::pin(async move {
         let (service, mut handle): (MockService, ServerHandle) = mock::pair();
-        let (store, mut writer) = reflector::store();
         let server = tokio::spawn(async move {
             let mut answers = answers.into_iter();
             while let Some((request, answer)) = handle.next_request().await {
@@ -773,9 +737,9 @@ fn promises_after<const ROUNDS: usize>(
         let nodes = nodes(["a", "b"]);
         let (triggers, mut triggered) = mpsc::unbounded_channel();
         let caches = Caches::holding(SharedPlanner::default(), &nodes, &[], &[]);
-        let context = context_with(service, store, caches, triggers, false);
+        let context = context_with(service, caches, triggers, false);
         let guarded = DeserializeGuard(Ok(fixtures::job()));
-        apply_event(&context, &mut writer, &guarded);
+        apply_event(&context, &guarded);
         let mut promises = [(false, false); ROUNDS];
         for (is_promised, was_triggered) in &mut promises {
             let guarded = Arc::new(guarded.clone());

@@ -174,7 +174,7 @@ fn is_over(study: &ViTScalingStudy) -> bool {
 
 /// The jobs of a study, the oldest first.
 fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<StudyJob> {
-    let state = context.jobs.state();
+    let state = context.jobs.store().state();
     let known = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
     let of_study = known.filter_map(|job| StudyJob::new(Arc::new(job.clone()), study));
     let mut jobs: Vec<StudyJob> = of_study.collect();
@@ -249,7 +249,7 @@ async fn delete_jobs(context: &Context, study: &ViTScalingStudy, doomed: &[Delet
 
 async fn create_job(context: &Context, study: &ViTScalingStudy, creation: &Creation) -> Result<(), Error> {
     let own = create(&context.client, study, creation.job.clone()).await?;
-    if own.created.is_some() {
+    if own.is_new {
         info!(
             job = creation.job.name_any(),
             run = creation.words,

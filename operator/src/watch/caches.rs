@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crds::ViTTrainingJob;
 use futures::future::BoxFuture;
-use futures::{Stream, StreamExt as _, future};
+use futures::{FutureExt as _, Stream, StreamExt as _, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -26,9 +26,12 @@ use planner::facts::resources::requests_of;
 use planner::{Planner, SharedPlanner};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as latest};
+use tokio::time::Instant;
 
+use super::confirm::confirm;
 use super::gangs::Gangs;
 use super::kueue::Kueue;
+use super::newest::Newest;
 use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use super::unreadable::{Decoded, Unreadable};
@@ -95,7 +98,16 @@ impl Caches {
             triggers,
             metrics,
         };
+        let (seen, known) = (caches.clone(), caches.clone());
+        let confirmed = confirm(
+            client.clone(),
+            move |before| lock(&seen.gangs).newest.unconfirmed(before),
+            move |answer: &Pod, stored| {
+                known.see(|newest| newest.confirmed(answer, stored, Instant::now()));
+            },
+        );
         let tasks = [
+            confirmed.boxed(),
             Box::pin(watch_planned(
                 events_of::<Node>(client),
                 subscribers.clone(),
@@ -179,6 +191,15 @@ impl Caches {
         }
         let class = job.spec.workers.priority_class_name.as_deref();
         self.kueue.queue_of(job, self.planner.lock().priority(class))
+    }
+
+    /// The answer to a write of a pod.
+    pub(crate) fn answered(&self, pod: Pod) {
+        self.see(|newest| newest.answered(pod, Instant::now()));
+    }
+
+    fn see(&self, events: impl FnOnce(&mut Newest<Pod>) -> Vec<Event<Pod>>) {
+        see(&mut self.planner.lock(), &self.gangs, events);
     }
 
     /// Forgets the deleted pods of jobs that lost no pod for this long.
@@ -267,7 +288,7 @@ async fn watch_guarded<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
     subscribers: Subscribers,
     listed: latest::Sender<bool>,
-    mut follow: impl FnMut(&mut Planner, &Event<K>) -> Vec<Trigger> + Send,
+    mut follow: impl FnMut(&mut Planner, Event<K>) -> Vec<Trigger> + Send,
     mut keep: impl FnMut(&mut Planner, &K) + Send,
 ) where
     K: Resource<DynamicType = ()> + Default,
@@ -283,8 +304,9 @@ async fn watch_guarded<K>(
         .for_each(|event| {
             match unreadable.read(event) {
                 Some(Decoded::Event(event)) => {
-                    let to_look_at = follow(&mut planner.lock(), &event);
-                    if matches!(event, Event::InitDone) {
+                    let is_listed = matches!(event, Event::InitDone);
+                    let to_look_at = follow(&mut planner.lock(), event);
+                    if is_listed {
                         listed.send_replace(true);
                     }
                     for trigger in to_look_at {
@@ -310,8 +332,8 @@ async fn watch_planned<K>(
 ) where
     K: Resource<DynamicType = ()> + Default,
 {
-    let follow = |planner: &mut Planner, event: &Event<K>| {
-        let is_news = follow(planner, event);
+    let follow = |planner: &mut Planner, event: Event<K>| {
+        let is_news = follow(planner, &event);
         let is_whole = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
         if is_news && is_whole {
             vec![Trigger::Waiting]
@@ -328,17 +350,31 @@ async fn watch_pods(
     gangs: Arc<Mutex<Gangs>>,
     listed: latest::Sender<bool>,
 ) {
-    // Under the planner's lock: once a pod is seen to be gone, its GPUs are free.
-    let follow = |planner: &mut Planner, event: &Event<Pod>| {
-        planner.follow_pods(event);
-        lock(&gangs).follow(event);
-        triggers_of(event)
+    let follow = |planner: &mut Planner, event: Event<Pod>| {
+        let events = see(planner, &gangs, |newest| newest.watched(event));
+        events.iter().flat_map(triggers_of).collect()
     };
     let keep = |planner: &mut Planner, pod: &Pod| {
         planner.retain_pod(pod);
         lock(&gangs).note_listed(pod);
     };
     watch_guarded(events, subscribers, listed, follow, keep).await;
+}
+
+/// Events for the planner and the gangs, under the planner's lock: once a pod is seen to be gone, its
+/// GPUs are free.
+fn see(
+    planner: &mut Planner,
+    gangs: &Mutex<Gangs>,
+    events: impl FnOnce(&mut Newest<Pod>) -> Vec<Event<Pod>>,
+) -> Vec<Event<Pod>> {
+    let mut gangs = lock(gangs);
+    let events = events(&mut gangs.newest);
+    for event in &events {
+        planner.follow_pods(event);
+        gangs.follow(event);
+    }
+    events
 }
 
 fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {

@@ -9,6 +9,7 @@ use kube::runtime::watcher::Event;
 use planner::facts::pods::{JobKey, Membership};
 use tokio::time::Instant;
 
+use super::newest::Newest;
 use crate::policy::gang::PodView;
 
 /// Pods by job.
@@ -20,6 +21,8 @@ pub(crate) struct Gangs {
     departed: HashMap<JobKey, Departed>,
     /// The pods received so far of a list in progress.
     listed: HashMap<JobKey, HashSet<String>>,
+    /// The answers that the watch has not reached.
+    pub(super) newest: Newest<Pod>,
 }
 
 /// The deleted pods of a job, by name.

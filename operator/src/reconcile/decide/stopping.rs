@@ -124,20 +124,15 @@ pub(super) fn beyond_reach(seen: &Observation, node_lost_after: Duration) -> Vec
     silent.map(PodView::id).collect()
 }
 
-/// Deletes the pods of any gang, including created ones not in the cache yet, and waits until all
-/// GPUs are free; `None` once they are. Ended pods hold no GPU. Pods on a missing or long unready
-/// node are not waited for: it gets no new pods. Nor are overdue pods: their GPUs count as used.
+/// Deletes the pods of any gang, and waits until all GPUs are free; `None` once they are. Ended pods
+/// hold no GPU. Pods on a missing or long unready node are not waited for: it gets no new pods. Nor
+/// are overdue pods: their GPUs count as used.
 pub(super) fn drain(seen: &Observation, node_lost_after: Duration) -> Option<Step> {
-    let unseen = seen.unseen_pods.iter().map(|(name, uid)| PodId {
-        name: name.clone(),
-        uid: uid.clone(),
-    });
     let mut pods: Vec<PodId> = seen
         .pods
         .iter()
         .filter(|pod| pod.deletion_timestamp.is_none())
         .map(PodView::id)
-        .chain(unseen)
         .collect();
     pods.sort_unstable();
     let holding = seen.pods.iter().any(|pod| seen.holds_gpus(pod));

@@ -230,9 +230,8 @@ async fn a_pod_that_has_the_name_of_one_of_the_jobs_is_left_alone() {
 #[tokio::test(start_paused = true)]
 async fn no_round_waits_for_an_event_to_be_taken() {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let (store, mut writer) = reflector::store();
     let gang = pods([("Running", None), ("Failed", Some(137))]);
-    let context = context(service, store, &Rounds::fresh().nodes, &gang, &[]);
+    let context = context(service, &Rounds::fresh().nodes, &gang, &[]);
     let stored = Arc::new(Mutex::new(fixtures::job_in(Phase::Running, 1)));
     let server = Arc::clone(&stored);
     let server = tokio::spawn(async move {
@@ -255,7 +254,7 @@ async fn no_round_waits_for_an_event_to_be_taken() {
     let started = tokio::time::Instant::now();
     for _ in 0..2 {
         let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
-        apply_event(&context, &mut writer, &guarded);
+        apply_event(&context, &guarded);
         reconcile(Arc::new(guarded), Arc::clone(&context))
             .await
             .expect("reconciled");

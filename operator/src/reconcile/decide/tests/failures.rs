@@ -346,7 +346,6 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     "#]]);
     // A pod that could not be created has no node at fault.
     let mut world = starting();
-    world.seen.gang_was_created = false;
     world.seen.pods.pop();
     world.seen.now = at(110);
     let step = world.decide();

@@ -174,7 +174,6 @@ fn a_gang_stays_within_what_it_was_granted() {
           update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
     "#]]);
     world.seen.pods.clear();
-    world.seen.gang_was_created = false;
     let writes = world.decide().writes;
     let Some(Write::Create(_, pods)) = writes.last() else {
         panic!("no pods: {writes:?}");

@@ -52,7 +52,6 @@ fn a_gang_of_which_pods_are_missing_is_completed_unless_they_existed() {
     // An operator stopped between two pods. The first may have started, and wait for its peer.
     for state in [PodState::Pending, PodState::Running] {
         let mut world = World::in_phase(Phase::Starting, |_| ());
-        world.seen.gang_was_created = false;
         world.seen.pods[0].state = state;
         world.seen.pods[0].ready = false;
         world.seen.pods.pop();
@@ -63,7 +62,6 @@ fn a_gang_of_which_pods_are_missing_is_completed_unless_they_existed() {
     }
     // The other pod was seen.
     let mut world = World::in_phase(Phase::Starting, |_| ());
-    world.seen.gang_was_created = false;
     let gone = world.seen.pods.pop().expect("two");
     world.seen.departed = vec![PodView { lost: true, ..gone }];
     world.begin().told(expect![[r#"
@@ -71,34 +69,22 @@ fn a_gang_of_which_pods_are_missing_is_completed_unless_they_existed() {
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s
     "#]]);
-    // All of the gang was created, or ran.
-    for phase in [Phase::Starting, Phase::Running] {
-        let mut world = World::in_phase(phase, |_| ());
-        world.seen.gang_was_created = phase == Phase::Starting;
-        world.seen.pods.pop();
-        let step = world.decide();
-        assert_eq!(step.status.last_failure.expect("a failure").class, "PodLost");
-    }
+    // All of the gang ran.
+    let mut world = World::running();
+    world.seen.pods.pop();
+    let step = world.decide();
+    assert_eq!(step.status.last_failure.expect("a failure").class, "PodLost");
 }
 
 #[test]
-fn pods_that_have_not_come_into_sight_are_waited_for_and_deleted() {
+fn a_pod_that_appears_after_all_pods_have_gone_is_deleted() {
     let mut world = World::in_phase(Phase::Starting, |_| ());
-    world.seen.unseen_pods = [("digits-1-1".to_owned(), fixtures::uid_of("digits-1-1"))].into();
-    world.seen.pods.pop();
-    world.begin().edit("suspend", suspend).told(expect![[r#"
-        begin; again in 5s
-          update the status
+    world.edit("suspend", suspend).go();
+    world.on("a pod of it appears", |seen| seen.pods = vec![pod(1, 1)]);
+    world.go().told(expect![[r#"
         suspend; again in 5s
         ! Suspending, not Suspended: Suspending
         ! delete digits-1-0 digits-1-1
-    "#]]);
-    // They appear after the wait.
-    world.seen.pods.clear();
-    world
-        .go()
-        .on("a pod of it appears", |seen| seen.pods = vec![pod(1, 1)]);
-    world.go().told(expect![[r#"
         deleted pods are gone; again in 300s
         ! Suspended, Suspended: Suspended, not Placed: Suspended
         a pod of it appears; again in 5s
@@ -398,7 +384,6 @@ fn pods_of_older_attempts_that_came_into_sight_late_are_deleted() {
     for phase in [Phase::Starting, Phase::Running] {
         let mut world = World::new(fixtures::job_in(phase, 2));
         world.seen.config_maps = ["digits-1".to_owned(), "digits-2".to_owned()].into();
-        world.seen.gang_was_created = true;
         world.seen.pods = [gang(1), gang(2)].concat();
         assert_contains(
             &world.begin().story(),

@@ -42,10 +42,8 @@ pub(super) struct World {
 impl World {
     /// A job that no round has seen.
     pub(super) fn new(job: ViTTrainingJob) -> Self {
-        let mut seen = observation(job, vec![]);
-        seen.gang_was_created = false;
         Self {
-            seen,
+            seen: observation(job, vec![]),
             nodes: vec!["a", "b"],
             holders: vec![],
             writes: vec![],
@@ -59,7 +57,6 @@ impl World {
         change(&mut job);
         let mut world = Self::new(job);
         world.seen.pods = gang(1);
-        world.seen.gang_was_created = true;
         world.seen.config_maps = ["digits-1".to_owned()].into();
         world
     }
@@ -183,9 +180,6 @@ impl World {
     /// Takes a step, and tells what it does.
     fn take(&mut self, step: Step) -> String {
         let mut words = changes(&self.status(), &step.status);
-        if step.status.attempt != self.status().attempt {
-            self.seen.gang_was_created = false;
-        }
         if !step.writes.is_empty() {
             self.writes.clone_from(&step.writes);
         }
@@ -215,7 +209,6 @@ impl World {
                             pod.deletion_timestamp = Some(due);
                         }
                     }
-                    seen.unseen_pods.remove(&id.name);
                 }
                 words
             }
@@ -283,7 +276,6 @@ impl World {
                         ..PodView::default()
                     });
                 }
-                seen.gang_was_created = seen.missing().is_empty();
                 words
             }
             Write::DeleteJob => "delete the job".into(),
