@@ -44,6 +44,8 @@ pub struct Forecast {
     pub knows_traffic: bool,
     /// Each point, predicted by a model fitted to the others.
     pub held_out: Vec<HeldOut>,
+    /// Errors of these predictions; `None` without any.
+    pub skill: Option<Skill>,
     /// By ranks, the micro-batch from which doubling gains little.
     pub enough_images: Vec<EnoughImages>,
     /// Predictions for the study's `predict`.
@@ -64,12 +66,46 @@ pub struct HeldOut {
     pub measured: f64,
     /// Predicted seconds of a step.
     pub predicted: f64,
+    /// Prediction of the baseline: a step with as many images lasts as long on any number of ranks.
+    pub constant: f64,
 }
 
 impl HeldOut {
     /// Relative error; above 0 if the prediction is too long.
     pub fn error(&self) -> f64 {
         self.predicted / self.measured - 1.0
+    }
+
+    /// Relative error of the baseline.
+    pub fn constant_error(&self) -> f64 {
+        self.constant / self.measured - 1.0
+    }
+}
+
+/// Mean absolute relative errors of held-out points.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Skill {
+    /// Of the model.
+    pub error: f64,
+    /// Of the baseline.
+    pub constant_error: f64,
+}
+
+impl Skill {
+    fn of(points: &[HeldOut]) -> Option<Self> {
+        let mean = |error: fn(&HeldOut) -> f64| {
+            points.iter().map(|point| error(point).abs()).sum::<f64>() / points.len() as f64
+        };
+        (!points.is_empty()).then(|| Self {
+            error: mean(HeldOut::error),
+            constant_error: mean(HeldOut::constant_error),
+        })
+    }
+
+    /// 1 for a model without errors; 0 or less for one that predicts no better than the baseline.
+    pub fn score(&self) -> f64 {
+        1.0 - self.error / self.constant_error
     }
 }
 
@@ -225,6 +261,7 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
             is_measured: micro_batch_size <= largest,
         })
     });
+    let held_out = held_out(&samples);
     // A single number of ranks does not separate latency from bandwidth.
     let is_predictable = ranks.iter().filter(|ranks| **ranks > 1).count() >= LEAST_RANKS;
     Some(Forecast {
@@ -235,7 +272,8 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
         is_predictable,
         points: samples.len(),
         knows_traffic,
-        held_out: held_out(&samples),
+        skill: Skill::of(&held_out),
+        held_out,
         enough_images: enough.collect(),
         predictions: if is_predictable {
             let links = if knows_traffic { &predict.links[..] } else { &[] };
@@ -329,6 +367,9 @@ fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
             gradient_accumulation_steps: sample.accumulation,
             measured: sample.seconds,
             predicted: step.step(),
+            constant: CostModel::constant(&others)?
+                .step(sample.ranks, sample.micro_batch, sample.accumulation)
+                .step(),
         })
     };
     samples.iter().enumerate().filter_map(of).collect()
@@ -430,6 +471,70 @@ mod tests {
 
     fn predict(text: &str) -> Predict {
         serde_saphyr::from_str(text).expect("predictions")
+    }
+
+    /// Steps of arXiv 2602.21081 on T4 GPUs (figure 6: others), from seconds per epoch of 50,000 images.
+    fn published(images: u32, ranks: &[u32], seconds: &[f64]) -> Vec<Sample> {
+        let sample = |(ranks, seconds): (&u32, &f64)| Sample {
+            ranks: *ranks,
+            ranks_on_machine: 1,
+            micro_batch: images,
+            accumulation: 1,
+            seconds: seconds * f64::from(ranks * images) / 50_000.0,
+            parts: None,
+            traffic: Traffic::UNIT,
+        };
+        ranks.iter().zip(seconds).map(sample).collect()
+    }
+
+    #[test]
+    fn the_published_study_shows_the_skill_of_the_model() {
+        let one_node = [1, 2, 3, 4, 5, 6, 7, 8];
+        let batches = [
+            (16, [276.31, 232.61]),
+            (32, [212.21, 152.21]),
+            (64, [171.17, 115.02]),
+            (128, [149.08, 92.80]),
+            (256, [142.34, 86.57]),
+        ];
+        let speedups = [1.0, 1.74, 2.25, 3.39, 4.23, 5.19, 5.80, 5.91];
+        let figures = [
+            batches
+                .iter()
+                .flat_map(|(images, seconds)| published(*images, &[1, 2], seconds))
+                .collect(),
+            published(
+                64,
+                &one_node,
+                &[1817.65, 941.87, 621.72, 489.64, 369.95, 302.29, 288.47, 234.21],
+            ),
+            // Only speedups are published.
+            published(16, &one_node, &speedups.map(f64::recip)),
+            // The value of one rank is from CIFAR-10, the others from CIFAR-100.
+            published(
+                64,
+                &[1, 2, 4, 8, 16, 32],
+                &[1817.65, 869.35, 482.73, 238.07, 122.50, 61.32],
+            ),
+            // Its speedups are figure 13.
+            published(
+                64,
+                &one_node,
+                &[1813.44, 892.16, 633.87, 465.29, 374.57, 307.70, 271.12, 244.88],
+            ),
+        ];
+        let percent = |share: f64| (share * 1e3).round() / 10.0;
+        let errors = figures.each_ref().map(|samples| {
+            let skill = Skill::of(&held_out(samples)).expect("points");
+            (percent(skill.error), percent(skill.constant_error))
+        });
+        assert_eq!(
+            errors,
+            [(4.1, 19.9), (3.4, 3.0), (7.2, 7.2), (5.3, 4.8), (2.7, 2.5)]
+        );
+        let all: Vec<HeldOut> = figures.iter().flat_map(|samples| held_out(samples)).collect();
+        let score = Skill::of(&all).expect("points").score();
+        assert!((score - 0.458).abs() < 0.001, "{score}");
     }
 
     const SWEEPS: &str = "[{name: s, mode: Strong, ranks: [1, 2, 4]}, {name: b, mode: Batch, ranks: [1, 2], microBatchSize: [4, 64]}]";

@@ -153,6 +153,16 @@ impl CostModel {
         }
     }
 
+    /// Fits the baseline: a step with as many images lasts as long on any number of ranks.
+    pub fn constant(samples: &[Sample]) -> Option<Self> {
+        let alone = samples.iter().map(|sample| Sample {
+            ranks: 1,
+            parts: None,
+            ..*sample
+        });
+        Self::from_steps(&alone.collect::<Vec<_>>())
+    }
+
     fn from_parts(samples: &[Sample]) -> Option<Self> {
         let of = |sample: &Sample| sample.parts.unwrap_or_default();
         let compute = samples

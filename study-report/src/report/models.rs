@@ -113,6 +113,14 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
             significant(errors.most)
         ));
     }
+    if let Some(skill) = &forecast.skill {
+        sentences.push(format!(
+            "Mean error {} %; with the same step on any number of ranks {} % (skill {:.2}).",
+            significant(skill.error * 100.0),
+            significant(skill.constant_error * 100.0),
+            skill.score()
+        ));
+    }
     sentences
 }
 
@@ -334,6 +342,7 @@ mod tests {
             model,
             knows_traffic: true,
             held_out: vec![],
+            skill: None,
             enough_images: vec![],
             predictions: vec![],
         }
