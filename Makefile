@@ -130,10 +130,6 @@ bench-trainer: release ## Compare the trainer with PyTorch DDP and DeepSpeed (BE
 bench-balance: release ## Compare weighted with even shares of images on ranks of different speeds, and with each rank alone
 	python3 tests/peers/bench_balance.py $(BENCH)
 
-.PHONY: check-prediction
-check-prediction: release ## Measure the error of the cost model with 1 to 8 ranks over links of given rates (as root)
-	python3 tests/peers/check_prediction.py $(BENCH)
-
 .PHONY: gpu-check
 gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, and run them here (CHECK='--only speed' selects)
 	CARGO="$(CARGO)" scripts/gpu-check $(CHECK)

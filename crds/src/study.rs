@@ -45,7 +45,7 @@ pub struct ViTScalingStudySpec {
     #[schemars(length(min = 1, max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub sweeps: Vec<Sweep>,
-    /// predict calculates step times for other numbers of ranks and other networks.
+    /// predict calculates step times for other numbers of ranks.
     #[serde(default)]
     pub predict: Predict,
     /// suspend stops the study and its current run until it is set to false again. Measured results
@@ -202,36 +202,13 @@ pub struct Variant {
     pub speeds: Vec<f64>,
 }
 
-/// Predict calculates steps for other numbers of ranks and other networks.
+/// Predict calculates steps for other numbers of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Predict {
     /// ranks for which a step is predicted, with the template's batch.
     #[schemars(length(max = 32), inner(range(min = 1, max = 1_000_000)))]
     pub ranks: Vec<i32>,
-    /// links are networks between ranks that replace the measured one.
-    #[schemars(length(max = 16))]
-    pub links: Vec<Link>,
-    /// pricePerRankHour, in any currency, is for the predicted cost of a million images.
-    #[schemars(range(min = 0.0))]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub price_per_rank_hour: Option<f64>,
-}
-
-/// Link is a network between ranks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Link {
-    /// name that the report shows.
-    #[schemars(length(min = 1, max = 40))]
-    pub name: String,
-    /// latencyMicroseconds of a message: half the time a small all-reduce gains per doubling of
-    /// ranks.
-    #[schemars(range(min = 0.0))]
-    pub latency_microseconds: f64,
-    /// gigabitsPerSecond is the bus bandwidth of a large all-reduce (busbw of nccl-tests, in GB/s, times 8).
-    #[schemars(range(min = 0.000_001))]
-    pub gigabits_per_second: f64,
 }
 
 fn any_object(_: &mut schemars::SchemaGenerator) -> Schema {

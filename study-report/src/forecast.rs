@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use study::{Plan, Run, Spread, rank_hours_per_million_images};
 
-use crate::model::{CostModel, Link, Parts, Sample, Traffic};
+use crate::model::{CostModel, Parts, Sample, Traffic};
 
 /// Measurements or failures by index in [`Plan::runs`] and by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
@@ -127,9 +127,6 @@ pub struct EnoughImages {
 pub struct Prediction {
     /// Number of ranks.
     pub ranks: u32,
-    /// Name of the network; `None` for the measured one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub link: Option<String>,
     /// Images per micro-batch.
     pub micro_batch_size: u32,
     /// Micro-batches per step.
@@ -144,9 +141,6 @@ pub struct Prediction {
     pub efficiency: f64,
     /// Hours of all ranks together to train on a million images.
     pub rank_hours_per_million_images: f64,
-    /// Their cost, if the study has a price.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cost_per_million_images: Option<f64>,
 }
 
 /// Measurements of a job with one rank count and one batch, from runs that differ only by data.
@@ -276,8 +270,7 @@ fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
         held_out,
         enough_images: enough.collect(),
         predictions: if is_predictable {
-            let links = if knows_traffic { &predict.links[..] } else { &[] };
-            predictions(plan, &model, &drawn, predict, links)
+            predictions(plan, &model, &drawn, predict)
         } else {
             vec![]
         },
@@ -388,63 +381,43 @@ fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
     (0..DRAWS).filter_map(draw).collect()
 }
 
-fn predictions(
-    plan: &Plan,
-    model: &CostModel,
-    drawn: &[CostModel],
-    predict: &Predict,
-    links: &[crds::study::Link],
-) -> Vec<Prediction> {
+fn predictions(plan: &Plan, model: &CostModel, drawn: &[CostModel], predict: &Predict) -> Vec<Prediction> {
     let (micro_batch_size, accumulation) = (plan.micro_batch_size, plan.gradient_accumulation_steps);
-    let links = links.iter().map(|link| {
-        let known = Link {
-            latency: link.latency_microseconds * 1e-6,
-            bandwidth: link.gigabits_per_second * 1e9 / 8.0,
-        };
-        (Some(link.name.clone()), Some(known))
-    });
-    let mut predictions = Vec::new();
-    for (name, link) in std::iter::once((None, None)).chain(links) {
-        let over = |model: &CostModel| link.map_or(*model, |link| model.over(link));
-        let one = over(model).images_per_second(1, micro_batch_size, accumulation);
-        for ranks in predict
-            .ranks
+    let one = model.images_per_second(1, micro_batch_size, accumulation);
+    let ranks = predict
+        .ranks
+        .iter()
+        .filter_map(|ranks| u32::try_from(*ranks).ok());
+    let prediction = |ranks| {
+        let parts = model.step(ranks, micro_batch_size, accumulation);
+        let mut drawn: Vec<f64> = drawn
             .iter()
-            .filter_map(|ranks| u32::try_from(*ranks).ok())
-        {
-            let parts = over(model).step(ranks, micro_batch_size, accumulation);
-            let mut drawn: Vec<f64> = drawn
-                .iter()
-                .map(|model| over(model).step(ranks, micro_batch_size, accumulation).step())
-                .collect();
-            drawn.sort_by(f64::total_cmp);
-            let at = |share: f64| {
-                drawn
-                    .get((share * drawn.len() as f64) as usize)
-                    .copied()
-                    .unwrap_or(parts.step())
-            };
-            let rate = over(model).images_per_second(ranks, micro_batch_size, accumulation);
-            let rank_hours = rank_hours_per_million_images(ranks, rate);
-            predictions.push(Prediction {
-                ranks,
-                link: name.clone(),
-                micro_batch_size,
-                gradient_accumulation_steps: accumulation,
-                parts,
-                step_seconds: Spread {
-                    median: parts.step(),
-                    least: at(OUTSIDE),
-                    most: at(1.0 - OUTSIDE),
-                },
-                images_per_second: rate,
-                efficiency: rate / one / f64::from(ranks),
-                rank_hours_per_million_images: rank_hours,
-                cost_per_million_images: predict.price_per_rank_hour.map(|price| price * rank_hours),
-            });
+            .map(|model| model.step(ranks, micro_batch_size, accumulation).step())
+            .collect();
+        drawn.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            drawn
+                .get((share * drawn.len() as f64) as usize)
+                .copied()
+                .unwrap_or(parts.step())
+        };
+        let rate = model.images_per_second(ranks, micro_batch_size, accumulation);
+        Prediction {
+            ranks,
+            micro_batch_size,
+            gradient_accumulation_steps: accumulation,
+            parts,
+            step_seconds: Spread {
+                median: parts.step(),
+                least: at(OUTSIDE),
+                most: at(1.0 - OUTSIDE),
+            },
+            images_per_second: rate,
+            efficiency: rate / one / f64::from(ranks),
+            rank_hours_per_million_images: rank_hours_per_million_images(ranks, rate),
         }
-    }
-    predictions
+    };
+    ranks.map(prediction).collect()
 }
 
 #[cfg(test)]
@@ -547,12 +520,7 @@ mod tests {
             .iter()
             .map(|of| vec![Ok(run(of, 1.0)), Ok(run(of, 1.0))])
             .collect();
-        let link = "links: [{name: slow, latencyMicroseconds: 4000, gigabitsPerSecond: 8000}]";
-        let found = forecasts(
-            &plan,
-            &measured,
-            &predict(&format!("{{ranks: [1, 16], pricePerRankHour: 3, {link}}}")),
-        );
+        let found = forecasts(&plan, &measured, &predict("{ranks: [1, 16]}"));
         let [forecast] = &found[..] else {
             panic!("{found:?}")
         };
@@ -565,20 +533,17 @@ mod tests {
             .iter()
             .map(|prediction| prediction.step_seconds.median)
             .collect();
-        // Two messages of 4 ms per doubling; the bytes' time is negligible.
-        let expected = [0.026, 0.026 + 0.008, 0.026, 0.026 + 0.032];
+        let expected = [0.026, 0.026 + 0.008];
         for (found, expected) in seconds.iter().zip(expected) {
             assert!((found - expected).abs() < 1e-5, "{seconds:?}");
         }
         let last = &forecast.predictions[1];
         assert!((last.efficiency - 26.0 / 34.0).abs() < 1e-6 && last.step_seconds.least > 0.0339);
         // 16 ranks train on 256 images in 34 ms: a million images need 2,125 rank-seconds.
-        let cost = last.cost_per_million_images.expect("there is a price");
         assert!(
             (last.rank_hours_per_million_images - 2125.0 / 3600.0).abs() < 1e-4,
             "{last:?}"
         );
-        assert!((cost - 3.0 * 2125.0 / 3600.0).abs() < 3e-4, "{last:?}");
         // 10 ms + 1 ms per image: 256 instead of 128 images gain 3.6 %.
         assert_eq!(
             forecast.enough_images[0],
@@ -687,32 +652,6 @@ mod tests {
         let found = forecasts(&plan, &measured, &Predict::default());
         let names: Vec<&str> = found.iter().map(|forecast| forecast.name.as_str()).collect();
         assert_eq!(names, ["whole"]);
-    }
-
-    #[test]
-    fn links_take_the_place_of_the_measured_one_only_where_it_is_known_what_is_sent() {
-        let plan = plan(SWEEPS);
-        let of = |known: bool| -> Vec<_> {
-            let measured = |of| Measurement {
-                all_reduces: known.then_some(3.0),
-                ..run(of, 1.0)
-            };
-            plan.runs.iter().map(|of| vec![Ok(measured(of))]).collect()
-        };
-        let predict = predict(
-            "{ranks: [16], links: [{name: slow, latencyMicroseconds: 1000, gigabitsPerSecond: 0.8}]}",
-        );
-        let predictions = |known| forecasts(&plan, &of(known), &predict)[0].predictions.clone();
-        let (known, unknown) = (predictions(true), predictions(false));
-        assert_eq!((known.len(), unknown.len()), (2, 1));
-        // Three all-reduces of 1 MB in total, 0.1 GB/s: 3 x 2 ms x log2(16) + 10 ms x 2 x 15/16.
-        let communication = known[1].parts.communication;
-        assert!(
-            (communication - (0.024 + 0.018_75)).abs() < 1e-6,
-            "{communication}"
-        );
-        // The measured network is fitted to the same times either way.
-        assert!((known[0].step_seconds.median - unknown[0].step_seconds.median).abs() < 1e-9);
     }
 
     #[test]

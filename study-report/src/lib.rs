@@ -15,7 +15,7 @@ mod model;
 mod report;
 
 pub use forecast::{EnoughImages, Forecast, HeldOut, Prediction, forecasts};
-pub use model::{CostModel, Link, Parts, Sample};
+pub use model::{CostModel, Parts, Sample};
 pub use report::{Report, Subject};
 // For the fixtures.
 #[cfg(test)]

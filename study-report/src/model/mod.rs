@@ -83,33 +83,6 @@ impl Parts {
     }
 }
 
-/// A network between ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
-    /// Seconds per message.
-    pub latency: f64,
-    /// Bytes per second.
-    pub bandwidth: f64,
-}
-
-impl Link {
-    /// Fits a link to all-reduces among `ranks` ranks, as pairs of bytes and seconds. `None` if
-    /// they do not determine it, such as with a single size.
-    pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
-        let [doublings, ring, _] = communication_features(ranks, 1, Traffic::UNIT);
-        let rows = times.iter().map(|&(bytes, seconds)| Row {
-            features: [2.0 * doublings, ring * bytes as f64],
-            value: seconds,
-            scale: seconds,
-        });
-        let [latency, transfer] = fit(&rows.collect::<Vec<_>>())?;
-        (transfer > 0.0).then(|| Self {
-            latency,
-            bandwidth: transfer.recip(),
-        })
-    }
-}
-
 /// A fitted model of a step's time, see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -302,16 +275,6 @@ impl CostModel {
         images / self.step(ranks, micro_batch, accumulation).step()
     }
 
-    /// The same job on the same machines over another network. Valid only if its traffic is known.
-    #[must_use]
-    pub fn over(&self, link: Link) -> Self {
-        Self {
-            latency: 2.0 * link.latency,
-            transfer: link.bandwidth.recip(),
-            ..*self
-        }
-    }
-
     /// The smallest power of two for the micro-batch whose doubling gains less than this share in
     /// images per second.
     pub fn enough_images(&self, ranks: u32, accumulation: u32, gain: f64) -> Option<u32> {
@@ -402,27 +365,6 @@ mod tests {
         let model = CostModel::fit(fitted).expect("samples");
         let error = |sample: &Sample| model.step(sample.ranks, 64, 1).step() / sample.seconds - 1.0;
         held_out.iter().map(error).collect()
-    }
-
-    #[test]
-    fn a_link_is_found_from_all_reduces_over_it() {
-        let link = |times: &[(u64, f64)]| {
-            Link::of_all_reduces(4, times).map(|link| (link.latency * 1e6, link.bandwidth / 1e9))
-        };
-        // 4 ranks, 50 us, 1 GB/s: 2 x 50 us x 2, and each byte is sent 1.5 times.
-        let times = [1_000_u64, 1_000_000, 100_000_000].map(|bytes| (bytes, 200e-6 + bytes as f64 * 1.5e-9));
-        let (latency, bandwidth) = link(&times).expect("three sizes");
-        assert!((latency - 50.0).abs() < 1e-6 && (bandwidth - 1.0).abs() < 1e-9);
-        // If time grows faster than the size, latency is 0 and the rate is a compromise.
-        let (latency, bandwidth) = link(&[(1_000_000, 1.5e-3), (10_000_000, 18e-3)]).expect("two sizes");
-        assert!(
-            latency.abs() < f64::EPSILON && (0.83..1.0).contains(&bandwidth),
-            "{bandwidth}"
-        );
-        assert_eq!(link(&times[..1]), None);
-        assert_eq!(link(&[times[1], times[1]]), None);
-        assert_eq!(link(&[(1_000, 2.0), (2_000, 1.0)]), None);
-        assert_eq!(link(&[]), None);
     }
 
     #[test]
@@ -631,21 +573,5 @@ mod tests {
         }
         let spread = CostModel::fit(&samples).expect("samples").spread;
         assert!((0.02..0.04).contains(&spread), "{spread}");
-    }
-
-    #[test]
-    fn another_network_changes_communication_alone() {
-        let link = Link {
-            latency: 1e-4,
-            bandwidth: 1e9,
-        };
-        let found = truth().over(link).step(8, 16, 1);
-        let measured = truth().step(8, 16, 1);
-        // Ten all-reduces, 100 MB in total, with four ranks on each machine.
-        assert!((found.communication - (10.0 * 2e-4 * 3.0 + 0.1 * 1.75 + 0.001 * 3.0)).abs() < 1e-12);
-        assert_eq!(
-            (found.compute, found.straggler),
-            (measured.compute, measured.straggler)
-        );
     }
 }

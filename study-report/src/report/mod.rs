@@ -108,10 +108,7 @@ mod tests {
     fn report(measured: impl Fn(usize) -> Vec<Result<Measurement, String>>) -> Report {
         let plan = plan(SWEEPS);
         let measured: Vec<_> = (0..plan.runs.len()).map(measured).collect();
-        let predict = serde_saphyr::from_str(
-            "{ranks: [8, 64], links: [{name: slow <link>, latencyMicroseconds: 100, gigabitsPerSecond: 0.1}]}",
-        )
-        .expect("predictions");
+        let predict = serde_saphyr::from_str("{ranks: [8, 64]}").expect("predictions");
         Report {
             subject: Subject {
                 name: "digits".into(),
@@ -135,11 +132,7 @@ mod tests {
         for outside in ["src=", "href=", "url(", "@import", "<script"] {
             assert!(!page.contains(outside), "{outside}");
         }
-        assert!(
-            page.contains("2 x &lt;CPU&gt;")
-                && page.contains("slow &amp; late")
-                && page.contains("slow &lt;link&gt;")
-        );
+        assert!(page.contains("2 x &lt;CPU&gt;") && page.contains("slow &amp; late"));
         // Per sweep: parts, rates, accuracy, and two accuracies over epochs. Over ranks also
         // speedup and efficiency, over variants memory. One chart of predictions.
         assert_eq!(page.matches("<svg").count(), 7 + 5 + 6 + 1);

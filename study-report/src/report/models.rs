@@ -1,5 +1,5 @@
 //! Cost models and predictions as text and tables.
-use study::{MEASURED_NETWORK, Spread};
+use study::Spread;
 
 use super::charts::{Axes, Series};
 use super::figures::{Figure, counted};
@@ -8,9 +8,6 @@ use crate::forecast::{Forecast, HeldOut, Prediction};
 pub(super) const EXPLANATION: &str = "Each part of a step is fitted separately to the medians of all points of a job with equally fast ranks. Costs \
     are at least 0. N: ranks; n: images per rank and step; b: images per micro-batch; x(N): expected maximum of N standard normal \
     values.";
-
-/// How often ranks are doubled to find where another job becomes faster.
-const MOST_DOUBLINGS: u32 = 12;
 
 /// A table with a title.
 pub(super) struct Table {
@@ -101,9 +98,6 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
                 .into(),
         );
     }
-    if forecast.is_predictable && !forecast.knows_traffic {
-        sentences.push("Other networks are not predicted: the bytes that a rank sends are unknown.".into());
-    }
     let errors = forecast.held_out.iter().map(|point| point.error().abs() * 100.0);
     if let Some(errors) = Spread::of(errors) {
         sentences.push(format!(
@@ -137,11 +131,10 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
         ],
         rows: forecast.held_out.iter().map(held_out_row).collect(),
     };
-    let mut predicted = Table {
+    let predicted = Table {
         title: "Predictions, with the range of 90 % of the models fitted to randomly drawn repetitions:"
             .into(),
         titles: vec![
-            "network",
             "ranks",
             "micro-batch",
             "step, ms",
@@ -155,13 +148,6 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
         ],
         rows: forecast.predictions.iter().map(prediction_row).collect(),
     };
-    let has_cost = forecast
-        .predictions
-        .iter()
-        .any(|prediction| prediction.cost_per_million_images.is_some());
-    if has_cost {
-        predicted.titles.push("cost per million images");
-    }
     [held_out, predicted]
         .into_iter()
         .filter(|table| !table.rows.is_empty())
@@ -182,8 +168,7 @@ fn held_out_row(point: &HeldOut) -> Vec<String> {
 fn prediction_row(prediction: &Prediction) -> Vec<String> {
     let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
     let spread = prediction.step_seconds;
-    let mut row = vec![
-        network(prediction).to_owned(),
+    vec![
         prediction.ranks.to_string(),
         prediction.micro_batch_size.to_string(),
         ms(spread.median),
@@ -199,92 +184,31 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
         format!("{:.0}", prediction.images_per_second),
         format!("{:.1}", prediction.efficiency * 1e2),
         format!("{:.3}", prediction.rank_hours_per_million_images),
-    ];
-    row.extend(
-        prediction
-            .cost_per_million_images
-            .map(|cost| format!("{cost:.2}")),
-    );
-    row
+    ]
 }
 
-fn network(prediction: &Prediction) -> &str {
-    prediction.link.as_deref().unwrap_or(MEASURED_NETWORK)
-}
-
-/// Sentences on the number of ranks from which another job is the fastest.
-pub(super) fn crossings(forecasts: &[Forecast]) -> Vec<String> {
-    let crossings = crossings_of(forecasts).into_iter();
-    crossings
-        .map(|(ranks, before, after)| {
-            format!("According to the model, {after} is faster than {before} from {ranks} ranks on.")
-        })
-        .collect()
-}
-
-/// Numbers of ranks at which one job overtakes another, doubled from the fewest that all jobs have.
-fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
-    let rate = |place: usize, ranks| {
-        let forecast = &forecasts[place];
-        let (images, count) = (forecast.micro_batch_size, forecast.gradient_accumulation_steps);
-        forecast.model.images_per_second(ranks, images, count)
-    };
-    let places: Vec<usize> = (0..forecasts.len())
-        .filter(|place| forecasts[*place].is_predictable)
-        .collect();
-    let fastest = |ranks: u32| {
-        let places = places.iter().copied();
-        places.max_by(|left, right| rate(*left, ranks).total_cmp(&rate(*right, ranks)))
-    };
-    let fewest = places
-        .iter()
-        .map(|place| forecasts[*place].fewest_ranks)
-        .max()
-        .unwrap_or(1);
-    let ranks = (0..=MOST_DOUBLINGS).map_while(|doublings| fewest.checked_shl(doublings));
-    let order: Vec<(u32, usize)> = ranks.filter_map(|ranks| Some((ranks, fastest(ranks)?))).collect();
-    let changes = order.windows(2).filter(|pair| pair[0].1 != pair[1].1);
-    let name = |place: usize| forecasts[place].name.as_str();
-    changes
-        .map(|pair| (pair[1].0, name(pair[0].1), name(pair[1].1)))
-        .collect()
-}
-
-/// Predicted efficiency by ranks, with a line for each network.
+/// Predicted efficiency by ranks.
 pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
-    let mut ranks: Vec<u32> = forecast
-        .predictions
-        .iter()
-        .map(|prediction| prediction.ranks)
-        .collect();
-    ranks.sort_unstable();
-    ranks.dedup();
-    if ranks.len() < 2 {
+    let mut predictions: Vec<&Prediction> = forecast.predictions.iter().collect();
+    predictions.sort_by_key(|prediction| prediction.ranks);
+    if predictions.len() < 2 {
         return vec![];
     }
-    let mut series: Vec<Series<Spread>> = Vec::new();
-    for prediction in &forecast.predictions {
-        let name = network(prediction);
-        let place = ranks.partition_point(|known| *known < prediction.ranks);
-        let row = series
-            .iter()
-            .position(|series| series.name == name)
-            .unwrap_or_else(|| {
-                series.push(Series {
-                    name: name.to_owned(),
-                    values: vec![None; ranks.len()],
-                });
-                series.len() - 1
-            });
+    let value = |prediction: &&Prediction| {
         // A longer step is a lower efficiency.
         let percent = |seconds: f64| prediction.efficiency * 1e2 * prediction.step_seconds.median / seconds;
-        series[row].values[place] = Some(Spread {
+        Some(Spread {
             median: prediction.efficiency * 1e2,
             least: percent(prediction.step_seconds.most),
             most: percent(prediction.step_seconds.least),
-        });
-    }
-    let categories: Vec<String> = ranks.iter().map(u32::to_string).collect();
+        })
+    };
+    let series = vec![Series {
+        name: "predicted".into(),
+        values: predictions.iter().map(value).collect(),
+    }];
+    let ranks = predictions.iter().map(|prediction| prediction.ranks.to_string());
+    let categories: Vec<String> = ranks.collect();
     let axes = Axes {
         categories: &categories,
         x: "ranks",
@@ -370,16 +294,5 @@ mod tests {
             costs(&alone),
             "Step time: compute 0 ms + 10.0 ms × n + 2.00 ms × n for each other rank on the same machine (at most 4 per machine). Communication time: 3.00 ms for each other rank on the same machine; computation hides none of it."
         );
-    }
-
-    #[test]
-    fn a_job_that_pays_more_for_each_rank_is_overtaken() {
-        let (cheap, steady) = (forecast("cheap", 0.0, 0.05), forecast("steady", 0.06, 0.0));
-        // 50 ms per doubling, with 16 ms hidden: more than 60 ms exposed from 4 ranks on.
-        assert_eq!(
-            crossings(&[cheap.clone(), steady.clone()]),
-            ["According to the model, steady is faster than cheap from 4 ranks on."]
-        );
-        assert!(crossings(&[steady]).is_empty() && crossings(&[]).is_empty());
     }
 }

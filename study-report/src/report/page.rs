@@ -99,7 +99,6 @@ fn models(report: &Report) -> Markup {
     html! {
         h2 { "Cost model and predictions" }
         p.muted { (models::EXPLANATION) }
-        @for sentence in models::crossings(&report.forecasts) { p { (sentence) } }
         @for forecast in &report.forecasts {
             h3.model { (forecast.name) }
             p { (models::costs(forecast)) }

@@ -330,9 +330,6 @@ pub(super) fn markdown(report: &Report) -> String {
             let _ = writeln!(text, "\n{}", one_line(&failed));
         }
     }
-    for sentence in models::crossings(&report.forecasts) {
-        let _ = writeln!(text, "\n{sentence}");
-    }
     for forecast in &report.forecasts {
         let _ = writeln!(
             text,

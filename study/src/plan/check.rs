@@ -16,9 +16,6 @@ const MOST_VALUES: usize = 32;
 
 const MOST_POINTS: usize = 1000;
 
-/// The report's name for the measured network.
-pub const MEASURED_NETWORK: &str = "as measured";
-
 /// Number of combinations of a sweep's lists.
 fn points(sweep: &Sweep) -> usize {
     let lists = [
@@ -45,37 +42,6 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     problems.within("measure.timeoutSeconds", measure.timeout_seconds, &(1..=604_800));
     for ranks in &study.predict.ranks {
         problems.within("predict.ranks", *ranks, &(1..=1_000_000));
-    }
-    if let Some(price) = study.predict.price_per_rank_hour
-        && !(price.is_finite() && price >= 0.0)
-    {
-        problems.refuse("predict.pricePerRankHour", price, "must be at least 0");
-    }
-    let names = study.predict.links.iter().map(|link| &link.name);
-    problems.distinct("predict.links", names, "names must differ");
-    for link in &study.predict.links {
-        let field = |name: &str| format!("predict.links[{}].{name}", link.name);
-        if link.name == MEASURED_NETWORK {
-            problems.refuse(
-                field("name"),
-                &link.name,
-                "is reserved for the measured network: choose another name",
-            );
-        }
-        if !(link.latency_microseconds.is_finite() && link.latency_microseconds >= 0.0) {
-            problems.refuse(
-                field("latencyMicroseconds"),
-                link.latency_microseconds,
-                "must be at least 0",
-            );
-        }
-        if !(link.gigabits_per_second.is_finite() && link.gigabits_per_second >= 1e-6) {
-            problems.refuse(
-                field("gigabitsPerSecond"),
-                link.gigabits_per_second,
-                "must be at least 0.000001",
-            );
-        }
     }
     if study.sweeps.is_empty() {
         problems.refuse("sweeps", "empty", "must have at least one sweep");
@@ -264,15 +230,6 @@ mod tests {
     fn bounds_of_what_is_measured_and_predicted_are_kept() {
         for (part, expected) in [
             (
-                "predict: {links: [{name: as measured, latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
-                "spec.predict.links[as measured].name is as measured: is reserved for the measured network: choose another name",
-            ),
-            (
-                "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: a, latencyMicroseconds: 2, \
-                 gigabitsPerSecond: 1}]}",
-                "spec.predict.links is \"a\" twice: names must differ",
-            ),
-            (
                 "measure: {epochs: 0}",
                 "spec.measure.epochs is 0: must be 1 to 10000",
             ),
@@ -293,20 +250,8 @@ mod tests {
                 "spec.measure.timeoutSeconds is 0: must be 1 to 604800",
             ),
             (
-                "predict: {pricePerRankHour: -0.5}",
-                "spec.predict.pricePerRankHour is -0.5: must be at least 0",
-            ),
-            (
                 "predict: {ranks: [0]}",
                 "spec.predict.ranks is 0: must be 1 to 1000000",
-            ),
-            (
-                "predict: {links: [{name: a, latencyMicroseconds: -1, gigabitsPerSecond: 1}]}",
-                "spec.predict.links[a].latencyMicroseconds is -1: must be at least 0",
-            ),
-            (
-                "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 0}]}",
-                "spec.predict.links[a].gigabitsPerSecond is 0: must be at least 0.000001",
             ),
         ] {
             let example = include_str!("../../../examples/studies/digits.yaml");

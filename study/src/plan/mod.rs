@@ -13,7 +13,6 @@ use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use check::MEASURED_NETWORK;
 use check::check;
 use job::Job;
 use key::key;

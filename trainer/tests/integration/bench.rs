@@ -187,9 +187,7 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
     let output = bench(&["--bucket-megabytes", "0.05,8"]);
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(
-        table.contains("bucket MB")
-            && table.contains("\n0.05  ")
-            && table.contains("for predict.links of a study:\n- {name: measured"),
+        table.contains("bucket MB") && table.contains("\n0.05  "),
         "{table}"
     );
     let output = bench(&["--bucket-megabytes", "1", "--set", "workers.nodes=1"]);
@@ -308,9 +306,6 @@ fn buckets_tell_what_a_link_carries() {
     assert!((0.03..=0.0503).contains(&rate), "{buckets}");
     let share = number(&buckets["sizes"][1]["share_of_link"]);
     assert!((share - rate / 0.05).abs() < 1e-9, "{buckets}");
-    // Waiting for a processor slows small buckets more than the link does.
-    let fitted = number(&buckets["link"]["gigabitsPerSecond"]);
-    assert!((0.03..=0.075).contains(&fitted), "{buckets}");
 }
 
 /// Every optimizer, with every option of a step.

@@ -2,7 +2,6 @@
 
 use std::str::FromStr;
 
-use crds::study::Link;
 use serde::Serialize;
 
 use crate::distributed::BucketTime;
@@ -40,8 +39,6 @@ pub(super) struct Buckets {
     /// Ranks that add up gradients for the same weights.
     ranks: u32,
     sizes: Vec<Bucket>,
-    /// The link fitted to these times; `None` if they do not determine it, as with a single size.
-    link: Option<Link>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -70,14 +67,10 @@ impl Buckets {
                 share_of_link: link_gigabits.map(|link| gigabits / link),
             }
         });
-        let sizes = sizes.collect();
-        let all_reduces: Vec<_> = times.iter().map(|time| (time.bytes, time.seconds)).collect();
-        let link = study_report::Link::of_all_reduces(ranks, &all_reduces).map(|link| Link {
-            name: "measured".into(),
-            latency_microseconds: link.latency * 1e6,
-            gigabits_per_second: link.bandwidth * 8.0 / 1e9,
-        });
-        Some(Self { ranks, sizes, link })
+        Some(Self {
+            ranks,
+            sizes: sizes.collect(),
+        })
     }
 
     /// Lines of a table.
@@ -100,12 +93,6 @@ impl Buckets {
                 bucket.bus_gigabits_per_second
             ));
         }
-        if let Some(link) = &self.link {
-            lines.push(format!(
-                "for predict.links of a study:\n- {{name: {}, latencyMicroseconds: {:.1}, gigabitsPerSecond: {:.3}}}",
-                link.name, link.latency_microseconds, link.gigabits_per_second
-            ));
-        }
         lines
     }
 }
@@ -115,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_is_a_link_for_a_study() {
+    fn a_line_has_the_bandwidth_and_its_share_of_the_link() {
         // 4 ranks, 50 us, 10 Gbit/s: 2 x 50 us x 2, and 1.5 x 8 bits of each byte.
         let times = [1_000_000, 100_000_000].map(|bytes: u32| BucketTime {
             bytes: bytes.into(),
@@ -128,19 +115,8 @@ mod tests {
             lines[3],
             "95.367               120.200         9.983         50 %"
         );
-        let last = lines
-            .last()
-            .and_then(|line| line.split_once('\n'))
-            .expect("two lines");
-        let links: Vec<Link> = serde_saphyr::from_str(last.1).expect("a list of links");
-        let expected = Link {
-            name: "measured".into(),
-            latency_microseconds: 50.0,
-            gigabits_per_second: 10.0,
-        };
-        assert_eq!(links, [expected]);
         let one = Buckets::new(&times[..1], None).expect("a size");
-        assert!(one.link.is_none() && one.lines()[2].ends_with(" -"));
+        assert!(one.lines()[2].ends_with(" -"));
     }
 
     #[test]
