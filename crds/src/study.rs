@@ -206,7 +206,7 @@ pub struct Variant {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Predict {
-    /// ranks for which a step is predicted, with the template's batch.
+    /// ranks for which a step is predicted, with the batch that was measured on the most numbers of ranks.
     #[schemars(length(max = 32), inner(range(min = 1, max = 1_000_000)))]
     pub ranks: Vec<i32>,
 }

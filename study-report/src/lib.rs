@@ -14,8 +14,8 @@ mod forecast;
 mod model;
 mod report;
 
-pub use forecast::{EnoughImages, Forecast, HeldOut, Prediction, forecasts};
-pub use model::{CostModel, Parts, Sample};
+pub use forecast::{Errors, Forecast, HeldOut, Prediction, forecasts};
+pub use model::{CostModel, Sizes, Step};
 pub use report::{Report, Subject};
 // For the fixtures.
 #[cfg(test)]

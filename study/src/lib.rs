@@ -16,4 +16,4 @@ mod results;
 
 pub use outcome::{NOT_RUN, RunState, StudyJob};
 pub use plan::{InvalidStudy, Plan, Point, Run, are_equal, plan};
-pub use results::{Measured, MeasuredEpoch, PointResult, Results, Spread, rank_hours_per_million_images};
+pub use results::{Measured, MeasuredEpoch, PointResult, Results, Spread};

@@ -303,7 +303,7 @@ impl MeasuredGpu {
 }
 
 /// Hours of `ranks` ranks together to train on a million images at `images_per_second`.
-pub fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
+fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
     f64::from(ranks) * 1e6 / images_per_second / 3600.0
 }
 

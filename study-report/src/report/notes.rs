@@ -1,12 +1,16 @@
 //! Notes that keep readers from misinterpreting the numbers.
 
 use crds::study::Mode;
+use indexmap::IndexMap;
 use study::{PointResult, are_equal};
 
 use super::figures::{Names, counted};
 
 /// Smallest accuracy gap, in percentage points, that gets a note.
 const LEAST_GAP: f64 = 1.0;
+
+/// A larger micro-batch should gain at least this share of images/s.
+const LEAST_GAIN: f64 = 0.05;
 
 /// Notes on a sweep.
 pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
@@ -42,6 +46,9 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
              falls unless the learning rate scales with the batch (training.learningRateScaling)."
         )),
         _ => {}
+    }
+    if mode == Mode::Batch {
+        notes.extend(doublings(points));
     }
     for (name, speeds) in emulated(points) {
         notes.push(format!(
@@ -85,6 +92,40 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
         notes.push("Some points were measured once: their spread is unknown.".into());
     }
     notes
+}
+
+/// The measured micro-batch of each series at which doubling gains little.
+fn doublings(points: &[PointResult]) -> Option<String> {
+    let names = Names::new(points, Some(Mode::Batch));
+    let mut gains: IndexMap<String, Vec<(u32, f64)>> = IndexMap::new();
+    for point in points {
+        let (name, images) = (names.of(point), point.point.micro_batch_size);
+        let is_double =
+            |other: &&PointResult| names.of(other) == name && other.point.micro_batch_size == 2 * images;
+        if let Some(single) = rate(point)
+            && let Some(double) = points.iter().find(is_double).and_then(rate)
+        {
+            gains
+                .entry(name)
+                .or_default()
+                .push((images, double / single - 1.0));
+        }
+    }
+    let words = gains.iter_mut().filter_map(|(name, gains)| {
+        gains.sort_by_key(|(images, _)| *images);
+        let little = gains.iter().find(|(_, gain)| *gain < LEAST_GAIN);
+        Some(match (little, gains.last()?) {
+            (Some((images, _)), _) => format!("less than 5 % at {images} images ({name})"),
+            (None, (images, gain)) => format!("still {:.1} % at {images} images ({name})", gain * 1e2),
+        })
+    });
+    let words: Vec<String> = words.collect();
+    let words = words.join("; ");
+    (!words.is_empty()).then(|| format!("Gain in images/s by doubling the micro-batch: {words}."))
+}
+
+fn rate(point: &PointResult) -> Option<f64> {
+    Some(point.measured.as_ref()?.images_per_second.median)
 }
 
 /// Throughput with a fixed global batch, on the most ranks for which both were measured.
@@ -133,4 +174,26 @@ fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
         .into_iter()
         .map(|(name, speeds)| (format!("{name:?}"), words(&speeds)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use study::Results;
+
+    use super::*;
+    use crate::fixtures::{measurement, plan};
+
+    #[test]
+    fn the_published_batches_are_large_enough_at_128_images_on_one_rank() {
+        let plan = plan("[{name: b, mode: Batch, ranks: [1, 2], microBatchSize: [16, 32, 64, 128, 256]}]");
+        // Seconds per epoch of 50,000 images in figure 6 of arXiv 2602.21081.
+        let seconds = [
+            276.31, 212.21, 171.17, 149.08, 142.34, 232.61, 152.21, 115.02, 92.80, 86.57,
+        ];
+        let measured = seconds.map(|seconds| vec![Ok(measurement(5e4 / seconds))]);
+        let points = Results::new(&plan, &measured).points;
+        let expected = "Gain in images/s by doubling the micro-batch: less than 5 % at 128 images (1 rank); \
+                        still 7.2 % at 128 images (2 ranks).";
+        assert_eq!(doublings(&points).as_deref(), Some(expected));
+    }
 }

@@ -32,10 +32,6 @@ pub struct Plan {
     pub retries: u32,
     /// How long a run may last.
     pub timeout: Duration,
-    /// The template's images per micro-batch.
-    pub micro_batch_size: u32,
-    /// The template's micro-batches per step.
-    pub gradient_accumulation_steps: u32,
 }
 
 /// A point of a sweep.
@@ -142,8 +138,6 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
         retries: count(study.measure.retries),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
-        micro_batch_size: count(study.template.spec.training.micro_batch_size),
-        gradient_accumulation_steps: count(study.template.spec.training.gradient_accumulation_steps),
     };
     if problems.is_empty() {
         for sweep in &study.sweeps {
