@@ -96,8 +96,6 @@ pub enum LogRecord {
         total_steps: u64,
         /// Number of ranks.
         world_size: u32,
-        /// Ranks on rank 0's machine, including rank 0.
-        ranks_on_machine: Option<u32>,
         /// Images per step.
         global_batch_size: u64,
         /// Images per epoch.
@@ -186,29 +184,6 @@ pub struct LoggedSteps {
 pub struct LoggedSync {
     /// Seconds in which collectives ran.
     pub total: f64,
-    /// All-reduces.
-    pub all_reduce: LoggedCollectives,
-    /// Reduce-scatters.
-    pub reduce_scatter: LoggedCollectives,
-    /// All-gathers.
-    pub all_gather: LoggedCollectives,
-}
-
-/// Collectives of one kind.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct LoggedCollectives {
-    /// Bytes of the unsharded tensors.
-    pub bytes: f64,
-    /// Number of collectives.
-    pub collectives: f64,
-}
-
-impl LoggedSync {
-    /// Counts a reduce-scatter and an all-gather as half an all-reduce each.
-    fn as_all_reduces(&self, amount: fn(&LoggedCollectives) -> f64) -> f64 {
-        amount(&self.all_reduce) + f64::midpoint(amount(&self.reduce_scatter), amount(&self.all_gather))
-    }
 }
 
 /// Reads a run's measurement from its log. Times exclude the first `warmup` steps, and with them
@@ -267,7 +242,6 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     let Some(LogRecord::Start {
         total_steps,
         world_size,
-        ranks_on_machine,
         global_batch_size,
         train_images,
         device,
@@ -308,7 +282,6 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
         .max();
     Ok(Measurement {
         world_size,
-        ranks_on_machine,
         global_batch_size,
         train_images,
         device,
@@ -325,9 +298,6 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             optimizer: mean(&|line| line.phases.optimizer),
         },
         communication_seconds: mean(&|line| line.sync.total),
-        communication_bytes: mean(&|line| line.sync.as_all_reduces(|of| of.bytes)),
-        all_reduces: Some(mean(&|line| line.sync.as_all_reduces(|of| of.collectives)))
-            .filter(|number| *number > 0.0),
         memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
         gpu: gpu_use(&measured),
         nodes: vec![],
@@ -393,13 +363,13 @@ mod tests {
 
     fn start(total: u64) -> String {
         format!(
-            r#"{{"time":"t","attempt":1,"kind":"start","step":0,"totalSteps":{total},"worldSize":2,"ranksOnMachine":2,"globalBatchSize":32,"trainImages":70}}"#
+            r#"{{"time":"t","attempt":1,"kind":"start","step":0,"totalSteps":{total},"worldSize":2,"globalBatchSize":32,"trainImages":70}}"#
         )
     }
 
     fn train(epoch: u32, step: u64, steps: u64, seconds: f64) -> String {
         format!(
-            r#"{{"time":"t","attempt":1,"kind":"train","epoch":{epoch},"step":{step},"steps":{steps},"loss":{step}.0,"accuracy":0.{step},"learningRate":0.1,"imagesPerSecond":1.0,"stepSeconds":{seconds},"phases":{{"data":0.1,"forward":{seconds},"backward":0.2,"sync_exposed":0.3,"sync_straggler":0.4,"optimizer":0.5}},"sync":{{"total":0.6,"exposed":0.3,"straggler":0.4,"bytes":500,"all_reduce":{{"total":0.1,"bytes":100,"collectives":2}},"reduce_scatter":{{"bytes":300,"collectives":3}},"all_gather":{{"bytes":100,"collectives":2}},"waited_in_forward":0.0}},"residentBytes":{}}}"#,
+            r#"{{"time":"t","attempt":1,"kind":"train","epoch":{epoch},"step":{step},"steps":{steps},"loss":{step}.0,"accuracy":0.{step},"learningRate":0.1,"imagesPerSecond":1.0,"stepSeconds":{seconds},"phases":{{"data":0.1,"forward":{seconds},"backward":0.2,"sync_exposed":0.3,"sync_straggler":0.4,"optimizer":0.5}},"sync":{{"total":0.6,"exposed":0.3,"straggler":0.4,"bytes":500,"waited_in_forward":0.0}},"residentBytes":{}}}"#,
             1000 * step
         )
     }
@@ -427,13 +397,8 @@ mod tests {
         let found = measured(&whole(), 1).expect("measured");
         let seconds = (1.0 + 2.0 * 3.0) / 3.0;
         assert_eq!(
-            (
-                found.world_size,
-                found.ranks_on_machine,
-                found.steps,
-                found.steps_per_epoch()
-            ),
-            (2, Some(2), 3, 2)
+            (found.world_size, found.steps, found.steps_per_epoch()),
+            (2, 3, 2)
         );
         assert!(
             (found.step_seconds - seconds).abs() < 1e-12,
@@ -445,14 +410,7 @@ mod tests {
         assert!((found.epoch_seconds() - 2.0 * seconds).abs() < 1e-12);
         assert!((found.phases.compute() - 0.8 - seconds).abs() < 1e-12);
         assert!((found.phases.waiting() - 0.7).abs() < 1e-12);
-        assert_eq!(
-            (
-                found.communication_seconds,
-                found.communication_bytes,
-                found.all_reduces
-            ),
-            (0.6, 300.0, Some(4.5))
-        );
+        assert!((found.communication_seconds - 0.6).abs() < 1e-12);
         assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
         // The first step of the last line is warm-up, so the whole line is excluded.
         assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);

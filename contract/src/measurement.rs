@@ -12,10 +12,6 @@ pub struct Measurement {
     /// worldSize is the number of ranks.
     #[cfg_attr(feature = "schema", schemars(with = "i32"))]
     pub world_size: u32,
-    /// ranksOnMachine is the number of ranks on rank 0's machine, including rank 0, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<i32>"))]
-    pub ranks_on_machine: Option<u32>,
     /// globalBatchSize is the number of images of a step.
     #[cfg_attr(feature = "schema", schemars(with = "i64"))]
     pub global_batch_size: u64,
@@ -40,13 +36,6 @@ pub struct Measurement {
     pub phases: PhaseSeconds,
     /// communicationSeconds is the time per step with running collectives, hidden or not.
     pub communication_seconds: f64,
-    /// communicationBytes is the number of bytes that a rank sends per step, in terms of
-    /// all-reduces: a reduce-scatter or all-gather of as many bytes counts half.
-    pub communication_bytes: f64,
-    /// allReduces is the number of collectives per step, if known; a reduce-scatter or all-gather
-    /// counts half.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub all_reduces: Option<f64>,
     /// memoryBytes is the peak of tensor memory on rank 0's GPU, or of its process without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
@@ -202,9 +191,7 @@ impl Measurement {
             &mut phases.sync_straggler,
             &mut phases.optimizer,
             &mut self.communication_seconds,
-            &mut self.communication_bytes,
         ];
-        let of_steps = of_steps.into_iter().chain(&mut self.all_reduces);
         let of_gpu = self.gpu.iter_mut().flat_map(|gpu| {
             let values = [
                 &mut gpu.utilization,
@@ -218,7 +205,7 @@ impl Measurement {
             .epochs
             .iter_mut()
             .flat_map(|epoch| [&mut epoch.seconds, &mut epoch.loss]);
-        for value in of_steps.chain(of_gpu).chain(of_epochs) {
+        for value in of_steps.into_iter().chain(of_gpu).chain(of_epochs) {
             *value = to_digits(*value, 6);
         }
         let accuracies = self.epochs.iter_mut().flat_map(|epoch| {
@@ -265,7 +252,6 @@ pub(crate) mod tests {
         };
         Measurement {
             world_size: u32::MAX,
-            ranks_on_machine: Some(u32::MAX),
             global_batch_size: u64::MAX,
             train_images: u64::MAX,
             device: Some("d".repeat(500)),
@@ -282,8 +268,6 @@ pub(crate) mod tests {
                 optimizer: value,
             },
             communication_seconds: value,
-            communication_bytes: 123_456_789_012.0,
-            all_reduces: Some(12_345.678),
             memory_bytes: Some(u64::MAX),
             gpu: Some(GpuUse {
                 utilization: Some(1.0 / 3.0),

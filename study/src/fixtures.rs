@@ -23,7 +23,6 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
     };
     Measurement {
         world_size: 2,
-        ranks_on_machine: None,
         global_batch_size: 32,
         train_images: 320,
         device: None,
@@ -37,8 +36,6 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
             ..PhaseSeconds::default()
         },
         communication_seconds: 0.3 * step_seconds,
-        communication_bytes: 1e6,
-        all_reduces: Some(1.0),
         memory_bytes: Some(1_500_000),
         gpu: None,
         nodes: vec![],

@@ -2,19 +2,6 @@
 
 use contract::Machine;
 
-/// Identifies this machine by the random number that its kernel drew at boot, truncated to fit an
-/// `f64`. `None` if `/proc` lacks it.
-pub(crate) fn boot_number() -> Option<u64> {
-    const DIGITS: usize = f64::MANTISSA_DIGITS as usize / 4;
-    let text = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = text
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(DIGITS)
-        .collect();
-    u64::from_str_radix(&digits, 16).ok()
-}
-
 /// This machine, as described by `/proc`.
 pub(crate) fn this_machine() -> Machine {
     let field = |file: &str, name: &str| {

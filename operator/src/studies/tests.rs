@@ -187,7 +187,6 @@ fn node(name: &str) -> NodeFacts {
 fn measurement(ranks: u32) -> Measurement {
     Measurement {
         world_size: ranks,
-        ranks_on_machine: Some(1),
         global_batch_size: u64::from(ranks) * 16,
         train_images: 1000,
         device: None,
@@ -201,8 +200,6 @@ fn measurement(ranks: u32) -> Measurement {
             ..PhaseSeconds::default()
         },
         communication_seconds: 0.02,
-        communication_bytes: 1e6,
-        all_reduces: Some(1.0),
         memory_bytes: None,
         gpu: None,
         nodes: vec![],

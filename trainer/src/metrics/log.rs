@@ -26,8 +26,6 @@ pub(super) enum Record {
         step: u64,
         total_steps: u64,
         world_size: u32,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        ranks_on_machine: Option<u32>,
         global_batch_size: u64,
         train_images: u64,
         /// Product of the GPU, if known.
@@ -225,7 +223,6 @@ mod tests {
             step,
             total_steps: 10,
             world_size: 1,
-            ranks_on_machine: None,
             global_batch_size: 1,
             train_images: 1,
             device: None,

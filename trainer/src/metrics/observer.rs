@@ -23,8 +23,6 @@ pub(crate) struct RunShape {
     pub(crate) total_epochs: u32,
     pub(crate) total_steps: u64,
     pub(crate) world_size: u32,
-    /// Ranks on this rank's machine; `None` if unknown.
-    pub(crate) ranks_on_machine: Option<u32>,
     pub(crate) global_batch_size: u64,
     pub(crate) train_images: u64,
     /// Product of rank 0's GPU; `None` on the CPU, or if unknown.
@@ -87,7 +85,6 @@ impl Observer {
                     step: start.step,
                     total_steps: shape.total_steps,
                     world_size: shape.world_size,
-                    ranks_on_machine: shape.ranks_on_machine,
                     global_batch_size: shape.global_batch_size,
                     train_images: shape.train_images,
                     device: shape.device.clone(),

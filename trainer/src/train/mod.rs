@@ -28,7 +28,6 @@ use crate::distributed::{Accelerator, LostPeer, Place, World, rendezvous_timeout
 use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
 use crate::gpu::GpuMonitor;
-use crate::machine::boot_number;
 use crate::metrics::{Observer, Report, Reporter, RunShape};
 use crate::slowdown::Slowdown;
 use balance::{Balancer, Shares};
@@ -141,7 +140,6 @@ impl Trainer {
             &config,
             (place.attempt, place.rank),
             (data.train.len(), identity.as_ref().map(|gpu| gpu.product.clone())),
-            ranks_here(&world)?,
             &start,
             reporter,
         )?;
@@ -318,7 +316,6 @@ fn observer(
     config: &RunConfig,
     (attempt, rank): (u32, u32),
     (images, device): (u64, Option<String>),
-    ranks_on_machine: Option<u32>,
     start: &Start,
     reporter: Reporter,
 ) -> Result<Observer, CheckpointError> {
@@ -329,7 +326,6 @@ fn observer(
         total_epochs: training.epochs,
         total_steps: total_steps(start.position, training.epochs, images, global_batch_size),
         world_size: config.world_size(),
-        ranks_on_machine,
         global_batch_size,
         train_images: images,
         device,
@@ -363,16 +359,6 @@ fn require_same_data(world: &World, own: &DataIdentity) -> Result<(), TrainError
             first_images: images[0] as u64,
         }),
     }
-}
-
-/// How many ranks share this one's machine, if known.
-fn ranks_here(world: &World) -> Result<Option<u32>, TrainError> {
-    let own = boot_number().map(|number| number as f64);
-    let all = world.gather(own.unwrap_or_default())?;
-    Ok(own.map(|own| {
-        let here = all.iter().filter(|number| number.total_cmp(&own).is_eq());
-        u32::try_from(here.count()).expect("no more than all ranks")
-    }))
 }
 
 /// This rank among those whose forward passes do not wait for each other: replicas, or none if

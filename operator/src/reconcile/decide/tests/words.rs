@@ -61,7 +61,7 @@ fn a_job_that_was_to_be_measured_tells_what_it_measured_and_where_or_why_not() {
     };
     let json = r#"{"worldSize": 2, "globalBatchSize": 32, "trainImages": 64, "epochs": {"seconds": [], "loss": [],
         "trainAccuracy": []}, "steps": 7, "stepSeconds": 0.5, "imagesPerSecond": 64.0, "phases": {},
-        "communicationSeconds": 0.0, "communicationBytes": 0.0}"#;
+        "communicationSeconds": 0.0}"#;
     let status = ended(Some(Ok(serde_json::from_str(json).expect("a measurement"))));
     let measurement = status.measurement.as_ref().expect("a measurement");
     assert_eq!(
