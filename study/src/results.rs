@@ -1,10 +1,12 @@
 //! A study's results: each point's medians over its repetitions.
 
+use contract::gpu::peak_flops;
 use contract::{Epoch, GpuUse, Measurement};
+use crds::spec::Homogeneity;
 use crds::study::Mode;
 use serde::Serialize;
 
-use crate::plan::{Plan, Point};
+use crate::plan::{Plan, Point, Run};
 
 /// Results of all points.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,6 +38,12 @@ pub struct PointResult {
 pub struct Measured {
     /// Training images per second over all ranks, after the warm-up.
     pub images_per_second: Spread,
+    /// Floating-point operations of the model per second and rank; recomputation does not count.
+    pub flops_per_rank: Spread,
+    /// Their share of the GPU's dense half-precision peak, 0..1, if all GPUs are the same known
+    /// product.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<Spread>,
     /// Seconds of a step, after the warm-up.
     pub step_seconds: Spread,
     /// Seconds of a step in which rank 0 computed: the sum of the next four.
@@ -167,7 +175,7 @@ impl Results {
             points: plan
                 .points
                 .iter()
-                .map(|point| PointResult::new(point, &measured[point.run]))
+                .map(|point| PointResult::new(point, &plan.runs[point.run], &measured[point.run]))
                 .collect(),
         };
         results.compare(plan);
@@ -231,7 +239,7 @@ impl Point {
 }
 
 impl PointResult {
-    fn new(point: &Point, repetitions: &[Result<Measurement, String>]) -> Self {
+    fn new(point: &Point, run: &Run, repetitions: &[Result<Measurement, String>]) -> Self {
         let measured: Vec<&Measurement> = repetitions
             .iter()
             .filter_map(|found| found.as_ref().ok())
@@ -243,7 +251,7 @@ impl PointResult {
             point: point.clone(),
             repetitions: measured.len(),
             failures: failures.collect(),
-            measured: Measured::of(&measured),
+            measured: Measured::of(run, &measured),
         }
     }
 }
@@ -254,12 +262,18 @@ impl Measured {
         Measurement::phases_cover(self.unattributed_seconds.median, self.step_seconds.median).then_some(part)
     }
 
-    fn of(runs: &[&Measurement]) -> Option<Self> {
+    fn of(run: &Run, runs: &[&Measurement]) -> Option<Self> {
+        let flops = run.config.model.flops_per_image() / f64::from(run.config.world_size());
+        let is_uniform = run.spec.placement.homogeneity == Homogeneity::Required;
+        let mfu =
+            |run: &&&Measurement| Some(run.images_per_second * flops / peak_flops(run.device.as_ref()?)?);
         let over = |value: fn(&Measurement) -> f64| Spread::of(runs.iter().map(|run| value(run)));
         let known =
             |value: fn(&Measurement) -> Option<f64>| Spread::of(runs.iter().filter_map(|run| value(run)));
         Some(Self {
             images_per_second: over(|run| run.images_per_second)?,
+            flops_per_rank: over(|run| run.images_per_second)?.times(flops),
+            mfu: Spread::of(runs.iter().filter(|_| is_uniform).filter_map(|run| mfu(&run))),
             step_seconds: over(|run| run.step_seconds)?,
             compute_seconds: over(|run| run.phases.compute())?,
             data_seconds: over(|run| run.phases.data)?,
@@ -460,5 +474,39 @@ mod tests {
                 ("b", None),
             ]
         );
+    }
+
+    #[test]
+    fn operations_are_a_share_of_the_peak_of_a_known_product_in_a_uniform_gang() {
+        let plan = plan(
+            "[{name: s, mode: Variants, ranks: [2], variants: [{name: a}, \
+             {name: mixed, spec: {placement: {homogeneity: Preferred}}}]}]",
+        );
+        let on = |device: Option<&str>| {
+            let device = device.map(str::to_owned);
+            vec![Ok(Measurement {
+                device,
+                ..measurement(100.0)
+            })]
+        };
+        let found = |device| {
+            let points = Results::new(&plan, &[on(device), on(device)]).points;
+            let measured = points.into_iter().filter_map(|point| point.measured);
+            let found = measured.map(|measured| (measured.flops_per_rank.median, measured.mfu));
+            found.collect::<Vec<_>>()
+        };
+        // 50 images/s per rank.
+        let flops = 50.0 * plan.runs[0].config.model.flops_per_image();
+        let [(per_rank, Some(mfu)), (_, None)] = found(Some("Tesla T4"))[..] else {
+            panic!("{:?}", found(Some("Tesla T4")))
+        };
+        assert!((per_rank / flops - 1.0).abs() < 1e-12, "{per_rank}");
+        assert!((mfu.median * 65e12 / flops - 1.0).abs() < 1e-12, "{mfu:?}");
+        assert!(
+            found(Some("GeForce RTX 3070"))
+                .iter()
+                .all(|(_, mfu)| mfu.is_none())
+        );
+        assert!(found(None).iter().all(|(_, mfu)| mfu.is_none()));
     }
 }

@@ -20,7 +20,6 @@ mod data;
 mod distributed;
 mod error;
 mod evaluation;
-mod flops;
 mod gpu;
 mod host_memory;
 mod launch;

@@ -225,6 +225,9 @@ pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
     if grid.mode == Mode::Variants {
         figures.extend(memory(&grid));
     }
+    if grid.is_over_ranks() || grid.mode == Mode::Variants {
+        figures.extend(operations(&grid));
+    }
     figures.extend(accuracies(&grid));
     figures.extend(courses(points));
     figures
@@ -298,6 +301,12 @@ fn efficiencies(grid: &Grid<'_>) -> Vec<Figure> {
     let caption = "Speedup per rank. Dashed: ideal scaling.";
     let ideal = vec![100.0; grid.categories.len()];
     Figure::from_medians("Efficiency", caption, &grid.axes("percent"), series, Some(&ideal))
+}
+
+fn operations(grid: &Grid<'_>) -> Vec<Figure> {
+    let series = grid.values(|measured| Some(measured.flops_per_rank.times(1e-12)));
+    let caption = "Floating-point operations of the model, without recomputation.";
+    Figure::from_medians("TFLOP/s per rank", caption, &grid.axes("TFLOP/s"), series, None)
 }
 
 fn memory(grid: &Grid<'_>) -> Vec<Figure> {

@@ -20,13 +20,27 @@ pub(super) struct Column {
     value: fn(&Measured) -> Option<Spread>,
 }
 
-const COLUMNS: [Column; 23] = [
+const COLUMNS: [Column; 25] = [
     Column {
         key: "imagesPerSecond",
         title: "images/s",
         scale: 1.0,
         digits: 1,
         value: |m| Some(m.images_per_second),
+    },
+    Column {
+        key: "flopsPerRank",
+        title: "TFLOP/s per rank",
+        scale: 1e-12,
+        digits: 2,
+        value: |m| Some(m.flops_per_rank),
+    },
+    Column {
+        key: "mfu",
+        title: "MFU, %",
+        scale: 1e2,
+        digits: 1,
+        value: |m| m.mfu,
     },
     Column {
         key: "stepSeconds",

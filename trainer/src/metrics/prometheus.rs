@@ -13,7 +13,6 @@ use prometheus::{
 };
 
 use super::{CheckpointCost, StepReport, sync_operations, sync_seconds};
-use crate::flops::flops_per_image;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -308,7 +307,7 @@ impl RankMetrics {
             &[],
         )?
         .with_label_values::<&str>(&[])
-        .set(flops_per_image(&config.model));
+        .set(config.model.flops_per_image());
         if let Some(node) = node {
             gauges(
                 names::RANK_INFO,
@@ -530,7 +529,7 @@ mod tests {
                 r#"vit_rank_info{job_name="digits",namespace="vision",node="gpu-7",rank="3"} 1"#.to_owned(),
                 format!(
                     "vit_model_flops_per_image{{{labels}}} {}",
-                    flops_per_image(&config(2).model)
+                    config(2).model.flops_per_image()
                 ),
             ],
         );

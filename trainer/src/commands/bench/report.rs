@@ -9,7 +9,6 @@ use serde::Serialize;
 use super::buckets::Buckets;
 use super::input::Input;
 use crate::error::Failure;
-use crate::flops::flops_per_image;
 use crate::train::{Distribution, RankResult};
 
 /// Operators of a step after which the host waits for its device.
@@ -68,7 +67,7 @@ impl Summary {
     pub(super) fn new(config: &RunConfig, ranks: Vec<RankResult>, link_gigabits: Option<f64>) -> Self {
         let first = &ranks[0];
         let images_per_second = ranks.iter().map(|rank| rank.images_per_second).sum();
-        let flops_per_image = flops_per_image(&config.model);
+        let flops_per_image = config.model.flops_per_image();
         let peak = first.gpu.as_deref().and_then(peak_flops);
         Self {
             device: first.gpu.clone().unwrap_or_else(|| "cpu".into()),
