@@ -341,9 +341,9 @@ fn accuracies(grid: &Grid<'_>) -> Vec<Figure> {
     Figure::from_medians("Accuracy after the last epoch", caption, &axes, series, None)
 }
 
-/// Accuracy over the epochs, on held-out and on training images.
+/// Accuracy and loss over the epochs.
 fn courses(points: &[PointResult]) -> Vec<Figure> {
-    let measured: Vec<(&PointResult, &Measured)> = points
+    let mut measured: Vec<(&PointResult, &Measured)> = points
         .iter()
         .filter_map(|point| Some((point, point.measured.as_ref()?)))
         .collect();
@@ -352,32 +352,85 @@ fn courses(points: &[PointResult]) -> Vec<Figure> {
     if epochs < 2 {
         return vec![];
     }
+    let mut left_out = "";
+    let fewest = points.iter().map(|point| point.point.ranks).min().unwrap_or(1);
+    if measured.len() > MOST_SERIES && matches!(points[0].point.mode, Mode::Strong | Mode::Weak) {
+        // One picture can compare variants.
+        let is_doubled = |ranks: u32| ranks.is_multiple_of(fewest) && (ranks / fewest).is_power_of_two();
+        measured.retain(|(point, _)| is_doubled(point.point.ranks));
+        measured.sort_by_key(|(point, _)| point.point.ranks);
+        left_out = " Only doubled numbers of ranks: report.json has all.";
+    }
     let names = Names::new(points, None);
     let categories: Vec<String> = (1..=epochs).map(|epoch| epoch.to_string()).collect();
-    let axes = Axes {
-        categories: &categories,
-        x: "epoch",
-        y: "percent",
-        are_ordered: true,
-    };
-    let of = |title: &str, caption: &str, accuracy: fn(&MeasuredEpoch) -> Option<Spread>| {
+    let of = |title: &str, caption: &str, y: &str, value: fn(&MeasuredEpoch) -> Option<Spread>| {
+        let axes = Axes {
+            categories: &categories,
+            x: "epoch",
+            y,
+            are_ordered: true,
+        };
         let lines = measured.iter().map(|(point, measured)| Series {
             name: names.of(point),
             values: (0..epochs)
-                .map(|epoch| accuracy(measured.epochs.get(epoch)?).map(percent))
+                .map(|epoch| value(measured.epochs.get(epoch)?))
                 .collect(),
         });
-        Figure::from_medians(title, caption, &axes, lines.collect(), None)
+        let caption = format!("{caption}{left_out}");
+        Figure::from_medians(title, &caption, &axes, lines.collect(), None)
     };
-    let mut figures = of(
-        "Held-out accuracy over epochs",
-        "On images that are not trained on, after each epoch.",
-        |epoch| epoch.validation_accuracy,
-    );
-    figures.extend(of(
-        "Training accuracy over epochs",
-        "On each epoch's images while the model trained on them.",
-        |epoch| Some(epoch.train_accuracy),
-    ));
-    figures
+    [
+        of(
+            "Held-out accuracy over epochs",
+            "On images that are not trained on, after each epoch.",
+            "percent",
+            |epoch| epoch.validation_accuracy.map(percent),
+        ),
+        of(
+            "Training accuracy over epochs",
+            "On each epoch's images while the model trained on them.",
+            "percent",
+            |epoch| Some(percent(epoch.train_accuracy)),
+        ),
+        of(
+            "Training loss over epochs",
+            "Mean of each epoch.",
+            "loss",
+            |epoch| Some(epoch.loss),
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use study::Results;
+
+    use super::*;
+    use crate::fixtures::{measurement, plan};
+
+    #[test]
+    fn variants_on_many_ranks_meet_in_one_picture_of_each_kind() {
+        let figures = |ranks: &str| {
+            let plan = plan(&format!(
+                "[{{name: s, mode: Strong, ranks: {ranks}, variants: [{{name: a}}, \
+                 {{name: b, spec: {{training: {{precision: bf16}}}}}}]}}]"
+            ));
+            let measured = vec![vec![Ok(measurement(100.0))]; plan.runs.len()];
+            courses(&Results::new(&plan, &measured).points)
+        };
+        let names = |figure: &Figure| -> Vec<String> {
+            let legend = figure.picture.legend.iter();
+            legend.map(|(_, name)| name.clone()).collect()
+        };
+        let all = figures("[1, 2, 3, 4]");
+        assert_eq!((all.len(), names(&all[2]).len()), (3, 8));
+        let some = figures("[1, 2, 3, 4, 5, 6, 7, 8]");
+        let expected = ["1 rank", "2 ranks", "4 ranks", "8 ranks"];
+        let expected = expected.map(|ranks| ["a", "b"].map(|variant| format!("{variant}, {ranks}")));
+        assert_eq!((some.len(), names(&some[2])), (3, expected.concat()));
+        assert!(some[2].caption.ends_with("report.json has all."));
+    }
 }

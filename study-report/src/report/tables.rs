@@ -20,7 +20,7 @@ pub(super) struct Column {
     value: fn(&Measured) -> Option<Spread>,
 }
 
-const COLUMNS: [Column; 25] = [
+const COLUMNS: [Column; 26] = [
     Column {
         key: "imagesPerSecond",
         title: "images/s",
@@ -139,6 +139,13 @@ const COLUMNS: [Column; 25] = [
         scale: 1.0,
         digits: 3,
         value: |m| Some(m.rank_hours_per_million_images),
+    },
+    Column {
+        key: "trainLoss",
+        title: "train loss",
+        scale: 1.0,
+        digits: 3,
+        value: |m| Some(m.epochs.last()?.loss),
     },
     Column {
         key: "trainAccuracy",
