@@ -121,22 +121,25 @@ fn choose(observation: &Observation, slot: &RunRepetition<'_>, slots: &[RunRepet
     }
 }
 
-/// The nodes of the jobs with this choice of nodes. Smaller runs use the first of them; a job
-/// elsewhere shows that they were given up.
+/// The nodes of the jobs with this choice of nodes, in the order of `placement.nodes` if it is set.
+/// Smaller runs use the first of them; a job elsewhere shows that they were given up.
 fn known_nodes(observation: &Observation, choice: &str, slots: &[RunRepetition<'_>]) -> Vec<String> {
-    let mut known: &[String] = &[];
+    let mut known = Vec::new();
     for job in &observation.jobs {
         let slot = slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition));
-        if slot.is_none_or(|slot| slot.node_choice() != choice) {
+        let Some(slot) = slot.filter(|slot| slot.node_choice() == choice) else {
             continue;
-        }
+        };
+        let named = &slot.run.spec.placement.nodes;
+        let mut nodes = nodes(job).to_vec();
+        nodes.sort_by_key(|node| named.iter().position(|name| name == node));
         if has_lost_a_gpu(job) {
-            known = &[];
-        } else if !known.starts_with(nodes(job)) {
-            known = nodes(job);
+            known = vec![];
+        } else if !known.starts_with(&nodes) {
+            known = nodes;
         }
     }
-    known.to_vec()
+    known
 }
 
 /// Whether an empty node would be refused. An unready node is lost only after `nodeLostSeconds`.

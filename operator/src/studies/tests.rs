@@ -278,6 +278,26 @@ fn every_run_is_measured_once_before_any_is_repeated_and_on_the_same_nodes() {
 }
 
 #[test]
+fn named_nodes_join_in_the_order_of_their_list() {
+    let mut cluster = Cluster::with(
+        "sweeps: [{name: strong, mode: Strong, ranks: [1, 2, 4], variants: [{name: ordered, \
+         spec: {placement: {nodes: [d, b, a, c]}}}]}]",
+    );
+    cluster.round();
+    let order = ["d", "b", "a", "c"];
+    for count in [4, 2, 1, 4, 2, 1] {
+        assert_eq!(cluster.job().spec.placement.nodes, &order[..count]);
+        // Ranks are in another order.
+        let mut nodes = order[..count].to_vec();
+        nodes.sort_unstable();
+        cluster.trains_on(&nodes);
+        cluster.ends_well();
+        cluster.round();
+    }
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Succeeded));
+}
+
+#[test]
 fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
     let mut cluster = Cluster::new();
     cluster.round();
