@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use crds::ViTScalingStudy;
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Handle;
 use vit_tests::documentation::{self, manifests};
@@ -264,6 +265,10 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         let name = path.file_name().unwrap_or_default().display();
         trials.push(trial(format!("applied: examples/{name}"), example, index));
     }
+    for (index, path) in documentation::studies()?.iter().enumerate() {
+        let name = path.file_name().unwrap_or_default().display();
+        trials.push(trial(format!("applied: examples/studies/{name}"), study, index));
+    }
     for (index, page) in documentation::pages()?.iter().enumerate() {
         if page.blocks.iter().any(|block| block.language() == "yaml") {
             trials.push(trial(
@@ -434,13 +439,43 @@ fn example(cluster: &Cluster, index: usize) -> Result<()> {
     Ok(())
 }
 
+/// A study is accepted unchanged, and the stored one, with its defaults, plans the same runs.
+fn study(cluster: &Cluster, index: usize) -> Result<()> {
+    let studies = documentation::studies()?;
+    let path = studies.get(index).context("no study")?;
+    kubectl(cluster, ["create", "namespace", &format!("study-{index}")])?;
+    let namespace = format!("--namespace=study-{index}");
+    let file = path.display().to_string();
+    let stored = kubectl(
+        cluster,
+        [
+            "apply",
+            "--validate=strict",
+            "-o",
+            "json",
+            &namespace,
+            "-f",
+            &file,
+        ],
+    )?;
+    let stored: ViTScalingStudy = serde_json::from_str(&stored)?;
+    let written: ViTScalingStudy = serde_saphyr::from_str(&fs_err::read_to_string(path)?)?;
+    let (stored, written) = (study::plan(&stored.spec)?, study::plan(&written.spec)?);
+    ensure!(
+        stored == written,
+        "the stored study plans {stored:?} instead of {written:?}"
+    );
+    Ok(())
+}
+
 /// The server accepts the objects of a page.
 fn page_of(cluster: &Cluster, index: usize) -> Result<()> {
     let pages = documentation::pages()?;
     let page = pages.get(index).context("no page")?;
     for block in &page.blocks {
         for manifest in manifests::of_block(block)? {
-            let (manifests::Manifest::Job(object) | manifests::Manifest::Other(object)) = manifest else {
+            use manifests::Manifest::{Job, Other, Study};
+            let (Job(object) | Study(object) | Other(object)) = manifest else {
                 continue;
             };
             kubectl_input(
