@@ -193,6 +193,14 @@ fn default_retry_seconds() -> u32 {
 }
 
 impl DataConfig {
+    /// Training images of the whole data set, if the format determines them.
+    pub fn known_images(&self) -> Option<u64> {
+        match self.format {
+            DataFormat::Cifar10 | DataFormat::Cifar100 => Some(50_000),
+            _ => self.synthetic_images,
+        }
+    }
+
     /// All images of `format`, resized and normalized as for timm's ViT presets, without
     /// augmentation.
     pub fn plain(format: DataFormat) -> Self {

@@ -156,6 +156,22 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
 }
 
 impl Plan {
+    /// Duration of training all runs one after the other, if ranks scale ideally, without starts and
+    /// evaluations. `images_per_second` is the rate of one rank with the first run's model.
+    /// `train_images` is the size of the data set, by default that of its format. `None` if it is
+    /// unknown.
+    pub fn duration(&self, images_per_second: f64, train_images: Option<u64>) -> Option<Duration> {
+        let reference = self.runs.first()?.config.model.flops_per_image();
+        let seconds = self.runs.iter().map(|run| {
+            let config = &run.config;
+            let images = train_images.or_else(|| config.data.known_images())? as f64 * config.data.fraction;
+            let rate = images_per_second * reference / config.model.flops_per_image();
+            Some(f64::from(config.training.epochs) * images / rate / f64::from(config.world_size()))
+        });
+        let once: f64 = seconds.sum::<Option<f64>>()?;
+        Duration::try_from_secs_f64(once * f64::from(self.repetitions)).ok()
+    }
+
     /// Refuses a variant with the same jobs as another: the report would repeat its numbers.
     fn check_variants(&self, sweep: &Sweep) -> Result<(), Problem> {
         let runs = |variant: &Variant| -> Vec<usize> {
@@ -439,6 +455,38 @@ mod tests {
         assert!(
             same.contains("variants[b] is the same job as variant \"a\" at every point"),
             "{same}"
+        );
+    }
+
+    #[test]
+    fn a_study_lasts_as_long_as_its_runs_one_after_the_other() {
+        let mut plan =
+            planned("[{name: w, mode: Weak, ranks: [1, 2], fractionPerRank: 0.5}]").expect("a plan");
+        // Three repetitions of three epochs: 720 and 1,440 images on one and two ranks at 10 images/s.
+        let seconds = |plan: &Plan, images| plan.duration(10.0, images).map(|duration| duration.as_secs());
+        assert_eq!(seconds(&plan, Some(1440)), Some(3 * 3 * (72 + 72)));
+        assert_eq!(
+            seconds(&plan, None),
+            Some(3 * 3 * (2500 + 2500)),
+            "CIFAR has 50,000 images"
+        );
+        plan.runs[1].config.model.depth *= 2;
+        assert!(seconds(&plan, Some(1440)) > Some(3 * 3 * (72 + 130)));
+        plan.runs[1].config.data.format = contract::DataFormat::ImageFolder;
+        assert_eq!(seconds(&plan, None), None);
+    }
+
+    #[test]
+    fn the_published_study_lasts_days() {
+        let manifest = include_str!("../../../examples/studies/arxiv-2602-21081.yaml");
+        let study: crds::ViTScalingStudy = serde_saphyr::from_str(manifest).expect("a study");
+        let plan = plan(&study.spec).expect("a plan");
+        // A T4 trains 27.6 images/s in fp32.
+        let seconds = plan.duration(27.6, None).expect("CIFAR").as_secs();
+        assert_eq!(
+            (plan.runs.len(), seconds / 3600),
+            (79, 208),
+            "docs/reference/studies.md"
         );
     }
 

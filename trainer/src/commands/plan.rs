@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 }
 
 /// A number above zero.
-fn positive(text: &str) -> Result<f64, String> {
+pub(super) fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
         _ => Err("must be a number above 0".into()),

@@ -307,11 +307,24 @@ fn a_manifest_that_makes_no_study_is_refused_before_anything_is_made() {
         "{repetitions: 1}",
         "[{name: strong, mode: Strong, ranks: [1, 2]}]",
     );
-    let output = listed.command().arg("--dry-run").output().expect("starts");
+    let mut command = listed.command();
+    command.args([
+        "--dry-run",
+        "--images-per-second",
+        "0.5",
+        "--train-images",
+        "1800",
+    ]);
+    let output = command.output().expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && !listed.output().exists(), "{text}");
     assert!(
         text.contains("strong-r2-b4  2 ranks x 4 images x 1, of strong"),
+        "{text}"
+    );
+    // Two epochs on one and two ranks.
+    assert!(
+        text.ends_with("\n3.0 hours of training at 0.5 images/s per rank, if ranks scale ideally\n"),
         "{text}"
     );
 }

@@ -15,6 +15,7 @@ use study::{Plan, Run};
 use study_report::Report;
 use tokio_util::sync::CancellationToken;
 
+use super::plan::positive;
 use crate::error::TrainError;
 use crate::launch::{self, Event, Launch};
 use crate::machine::this_machine;
@@ -57,6 +58,12 @@ pub(crate) struct Arguments {
     /// Print the points and their runs, and measure nothing
     #[arg(long)]
     dry_run: bool,
+    /// Images/s of one rank that trains the first run's model: estimates the hours
+    #[arg(long, value_name = "N", value_parser = positive, requires = "dry_run")]
+    images_per_second: Option<f64>,
+    /// Training images of the data set; by default CIFAR's 50,000, or data.syntheticImages
+    #[arg(long, value_name = "N", requires = "images_per_second")]
+    train_images: Option<u64>,
 }
 
 /// Commands about measurements.
@@ -82,6 +89,16 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let study = Study::read(manifest)?;
     if arguments.dry_run {
         study.tell();
+        if let Some(rate) = arguments.images_per_second {
+            let duration = study.plan.duration(rate, arguments.train_images);
+            let duration = duration.ok_or_else(|| {
+                TrainError::Config("the size of the data set is unknown: give --train-images".into())
+            })?;
+            write_line(&format!(
+                "{:.1} hours of training at {rate} images/s per rank, if ranks scale ideally",
+                duration.as_secs_f64() / 3600.0
+            ));
+        }
         return Ok(ExitCode::Done);
     }
     study.check_nodes(&arguments.nodes_at, manifest)?;
