@@ -389,9 +389,10 @@ mod tests {
     fn jobs_that_differ_by_more_than_ranks_batch_and_data_have_separate_models() {
         let found = jobs(
             "[{name: s, mode: Strong, ranks: [1, 2, 4], variants: [{name: a}, {name: b, spec: {training: {precision: bf16}}}, \
+             {name: linear, spec: {training: {learningRateScaling: {rule: linear, referenceBatchSize: 64}}}}, \
              {name: uneven, speeds: [1.0, 0.5]}, {name: mixed, spec: {placement: {homogeneity: Preferred}}}]}]",
         );
-        assert_eq!(found, [("a".into(), 3), ("b".into(), 3)]);
+        assert_eq!(found, [("a, linear".into(), 3), ("b".into(), 3)]);
         let of_data = "[{name: s, mode: Strong, ranks: [1, 2, 4]}, \
              {name: w, mode: Weak, ranks: [1, 2, 4], fractionPerRank: 0.125}]";
         assert_eq!(jobs(of_data), [("the template".into(), 3)]);

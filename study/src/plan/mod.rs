@@ -260,8 +260,8 @@ impl Run {
         (found != wanted).then(|| format!("it trained on {found} instead of {wanted}"))
     }
 
-    /// Identifies a point's job without its ranks, batch and amount of data. `gpusPerNode` stays:
-    /// the network between nodes differs from that within one.
+    /// Identifies a point's job without its ranks, batch, amount of data, and what does not change a
+    /// step's time. `gpusPerNode` stays: the network between nodes differs from that within one.
     pub fn job_key(&self, point: &Point) -> String {
         let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
         for field in [
@@ -269,11 +269,16 @@ impl Run {
             "/workers/gpusPerNode",
             "/training/microBatchSize",
             "/training/gradientAccumulationSteps",
+            "/training/optimizer/learningRate",
+            "/training/learningRateScaling",
+            "/training/schedule",
             "/data/fraction",
             "/data/syntheticImages",
         ] {
-            if let Some(value) = spec.pointer_mut(field) {
-                *value = Value::Null;
+            if let Some((object, field)) = field.rsplit_once('/')
+                && let Some(object) = spec.pointer_mut(object).and_then(Value::as_object_mut)
+            {
+                object.remove(field);
             }
         }
         json!([spec, point.gpus_per_node, self.speeds.first()]).to_string()
