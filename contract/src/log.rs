@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::gpu::GpuReading;
-use crate::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds};
+use crate::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds, RankSeconds};
 
 /// What is wrong with a log.
 #[derive(Debug, thiserror::Error)]
@@ -167,6 +167,8 @@ pub struct LoggedSteps {
     /// Its phases; all zero if an external trainer does not log them.
     #[serde(default)]
     pub phases: PhaseSeconds,
+    /// Compute times over all ranks.
+    pub ranks: Option<RankSeconds>,
     /// Its collectives.
     #[serde(default)]
     pub sync: LoggedSync,
@@ -297,11 +299,27 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             sync_straggler: mean(&|line| line.phases.sync_straggler),
             optimizer: mean(&|line| line.phases.optimizer),
         },
+        ranks: ranks(&measured),
         communication_seconds: mean(&|line| line.sync.total),
         memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
         gpu: gpu_use(&measured),
         nodes: vec![],
         machine: None,
+    })
+}
+
+/// Means over these lines' steps; `None` if a line lacks them.
+fn ranks(lines: &[&LoggedSteps]) -> Option<RankSeconds> {
+    let steps: u64 = lines.iter().map(|line| line.count).sum();
+    let mean = |value: fn(RankSeconds) -> f64| {
+        let sum = lines
+            .iter()
+            .map(|line| Some(value(line.ranks?) * line.count as f64));
+        Some(sum.sum::<Option<f64>>()? / steps as f64)
+    };
+    Some(RankSeconds {
+        mean_compute_seconds: mean(|ranks| ranks.mean_compute_seconds)?,
+        slowest_compute_seconds: mean(|ranks| ranks.slowest_compute_seconds)?,
     })
 }
 
@@ -414,6 +432,25 @@ mod tests {
         assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
         // The first step of the last line is warm-up, so the whole line is excluded.
         assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);
+    }
+
+    #[test]
+    fn compute_times_over_all_ranks_are_means_if_every_line_has_them() {
+        let mut lines = whole();
+        let mut tell = |line: usize, mean: f64, slowest: f64| {
+            let ranks =
+                format!(r#","ranks":{{"meanComputeSeconds":{mean},"slowestComputeSeconds":{slowest}}}"#);
+            let end = lines[line].len() - 1;
+            lines[line].insert_str(end, &ranks);
+            measured(&lines, 1).expect("measured").ranks
+        };
+        assert_eq!(tell(2, 1.0, 2.0), None);
+        // These lines have one step and two steps.
+        let expected = RankSeconds {
+            mean_compute_seconds: 3.0,
+            slowest_compute_seconds: 6.0,
+        };
+        assert_eq!(tell(5, 4.0, 8.0), Some(expected));
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub struct Measurement {
     pub images_per_second: f64,
     /// phases are the seconds of rank 0's step by phase.
     pub phases: PhaseSeconds,
+    /// ranks are compute times over all ranks; absent for a single rank, and if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankSeconds>,
     /// communicationSeconds is the time per step with running collectives, hidden or not.
     pub communication_seconds: f64,
     /// memoryBytes is the peak of tensor memory on rank 0's GPU, or of its process without a GPU.
@@ -108,6 +111,18 @@ pub struct PhaseSeconds {
     pub sync_straggler: f64,
     /// optimizer: checks, clipping, the optimizer, and the host's work between steps.
     pub optimizer: f64,
+}
+
+/// ranks are the seconds of a step in which ranks compute, from its start until the last gradient,
+/// without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RankSeconds {
+    /// meanComputeSeconds is the mean over the ranks that have images.
+    pub mean_compute_seconds: f64,
+    /// slowestComputeSeconds is the mean of each step's slowest rank.
+    pub slowest_compute_seconds: f64,
 }
 
 /// machine is a rank's machine and trainer.
@@ -192,6 +207,13 @@ impl Measurement {
             &mut phases.optimizer,
             &mut self.communication_seconds,
         ];
+        let of_ranks = self.ranks.iter_mut();
+        let of_ranks = of_ranks.flat_map(|ranks| {
+            [
+                &mut ranks.mean_compute_seconds,
+                &mut ranks.slowest_compute_seconds,
+            ]
+        });
         let of_gpu = self.gpu.iter_mut().flat_map(|gpu| {
             let values = [
                 &mut gpu.utilization,
@@ -205,7 +227,12 @@ impl Measurement {
             .epochs
             .iter_mut()
             .flat_map(|epoch| [&mut epoch.seconds, &mut epoch.loss]);
-        for value in of_steps.into_iter().chain(of_gpu).chain(of_epochs) {
+        for value in of_steps
+            .into_iter()
+            .chain(of_ranks)
+            .chain(of_gpu)
+            .chain(of_epochs)
+        {
             *value = to_digits(*value, 6);
         }
         let accuracies = self.epochs.iter_mut().flat_map(|epoch| {
@@ -267,6 +294,10 @@ pub(crate) mod tests {
                 sync_straggler: value,
                 optimizer: value,
             },
+            ranks: Some(RankSeconds {
+                mean_compute_seconds: value,
+                slowest_compute_seconds: value,
+            }),
             communication_seconds: value,
             memory_bytes: Some(u64::MAX),
             gpu: Some(GpuUse {

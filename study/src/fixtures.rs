@@ -35,6 +35,7 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
             sync_exposed: 0.25 * step_seconds,
             ..PhaseSeconds::default()
         },
+        ranks: None,
         communication_seconds: 0.3 * step_seconds,
         memory_bytes: Some(1_500_000),
         gpu: None,

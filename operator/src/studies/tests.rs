@@ -199,6 +199,7 @@ fn measurement(ranks: u32) -> Measurement {
             sync_exposed: 0.01,
             ..PhaseSeconds::default()
         },
+        ranks: None,
         communication_seconds: 0.02,
         memory_bytes: None,
         gpu: None,

@@ -3,8 +3,8 @@
 //! A step lasts as long as its slowest rank computes. Without that rank it would last as long as
 //! the next slowest; if no rank were slower than usual, as long as the median one.
 
-use contract::SlowRank;
 use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
+use contract::{RankSeconds, SlowRank};
 
 /// Sums over the steps since the last line.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub(super) struct Slowness {
     pub(super) ranks: Vec<SlowRank>,
     /// Excess of the slowest rank as a share of its compute time, below 1; `None` if unknown.
     pub(super) lost: Option<f64>,
+    /// Over all ranks; `None` if unknown.
+    pub(super) compute: Option<RankSeconds>,
 }
 
 impl ComputeTimes {
@@ -70,6 +72,13 @@ impl ComputeTimes {
         Slowness {
             ranks,
             lost: (slowest > 0.0).then(|| lost / slowest),
+            compute: (slowest > 0.0).then(|| {
+                let computing = of_those_that_compute(&seconds);
+                RankSeconds {
+                    mean_compute_seconds: computing.iter().sum::<f64>() / computing.len() as f64 / count,
+                    slowest_compute_seconds: slowest / count,
+                }
+            }),
         }
     }
 }
@@ -182,7 +191,11 @@ mod tests {
             times.take(),
             Slowness {
                 ranks: vec![slow],
-                lost: Some(0.5)
+                lost: Some(0.5),
+                compute: Some(RankSeconds {
+                    mean_compute_seconds: 1.5,
+                    slowest_compute_seconds: 2.0,
+                }),
             }
         );
         times.add(&[0.0, 0.0]);

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::time::Duration;
 
+use contract::RankSeconds;
 use contract::gpu::GpuReading;
 use fs_err as fs;
 use serde::Serialize;
@@ -48,6 +49,9 @@ pub(super) enum Record {
         images_per_second: f64,
         step_seconds: f64,
         phases: Phases,
+        /// Over all ranks; `None` for a single one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ranks: Option<RankSeconds>,
         sync: Box<SyncTimes>,
         /// Step time divided by that without slow ranks.
         #[serde(skip_serializing_if = "Option::is_none")]

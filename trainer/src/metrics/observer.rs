@@ -227,6 +227,7 @@ impl Observer {
             images_per_second,
             step_seconds: summary.step_seconds,
             phases: summary.phases,
+            ranks: slowness.compute.filter(|_| self.shape.world_size > 1),
             sync: Box::new(summary.sync),
             slowdown,
             resident_bytes: step.resident_bytes,
