@@ -48,6 +48,12 @@ pub struct Measured {
     pub step_seconds: Spread,
     /// Seconds of a step in which rank 0 computed: the sum of the next four.
     pub compute_seconds: Spread,
+    /// The mean rank's compute seconds of a step until its last gradient, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_compute_seconds: Option<Spread>,
+    /// The same of each step's slowest rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowest_compute_seconds: Option<Spread>,
     /// Seconds until rank 0's images were ready.
     pub data_seconds: Spread,
     /// Seconds of its forward pass.
@@ -276,6 +282,8 @@ impl Measured {
             mfu: Spread::of(runs.iter().filter(|_| is_uniform).filter_map(|run| mfu(&run))),
             step_seconds: over(|run| run.step_seconds)?,
             compute_seconds: over(|run| run.phases.compute())?,
+            mean_compute_seconds: known(|run| Some(run.ranks?.mean_compute_seconds)),
+            slowest_compute_seconds: known(|run| Some(run.ranks?.slowest_compute_seconds)),
             data_seconds: over(|run| run.phases.data)?,
             forward_seconds: over(|run| run.phases.forward)?,
             backward_seconds: over(|run| run.phases.backward)?,

@@ -233,18 +233,30 @@ pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
     figures
 }
 
+/// Seconds of a step's [`PARTS`]: of the mean rank if `all_ranks`, otherwise of rank 0. Both have the
+/// same sum: every rank waits for the slowest.
+fn parts_of_step(measured: &Measured, all_ranks: bool) -> [f64; 4] {
+    let own = measured.compute_seconds.median;
+    let slowest = own + measured.straggler_seconds.median;
+    let compute = match measured.mean_compute_seconds {
+        Some(mean) if all_ranks => (mean.median + measured.optimizer_seconds.median).min(slowest),
+        _ => own,
+    };
+    let [exposed, unattributed] = [measured.exposed_seconds, measured.unattributed_seconds];
+    [compute, exposed.median, slowest - compute, unattributed.median]
+}
+
 fn parts(grid: &Grid<'_>) -> Figure {
+    let points = || grid.series.iter().flat_map(|(_, points)| points.iter().flatten());
+    let all_ranks = points().all(|point| {
+        let measured = point.measured.as_ref();
+        point.point.ranks == 1 || measured.is_none_or(|measured| measured.mean_compute_seconds.is_some())
+    });
     // Per epoch, because steps are not comparable if batches differ.
     let series = grid.values(|measured| {
         let steps = measured.epoch_seconds.median / measured.step_seconds.median;
-        let parts = [
-            measured.compute_seconds,
-            measured.exposed_seconds,
-            measured.straggler_seconds,
-            measured.unattributed_seconds,
-        ];
         Some(Stack {
-            parts: parts.map(|part| part.median * steps),
+            parts: parts_of_step(measured, all_ranks).map(|part| part * steps),
             whole: measured.epoch_seconds,
         })
     });
@@ -255,7 +267,10 @@ fn parts(grid: &Grid<'_>) -> Figure {
     };
     Figure {
         title: "Where an epoch's seconds go".into(),
-        caption: format!("Rank 0, after the warm-up. Whiskers: range of the whole epoch.{beside}"),
+        caption: format!(
+            "{}, after the warm-up. Whiskers: range of the whole epoch.{beside}",
+            if all_ranks { "Mean of all ranks" } else { "Rank 0" }
+        ),
         picture: stacks(&grid.axes("seconds per epoch"), &series, PARTS),
     }
 }
@@ -406,10 +421,41 @@ fn courses(points: &[PointResult]) -> Vec<Figure> {
 
 #[cfg(test)]
 mod tests {
+    use contract::{Measurement, RankSeconds};
     use study::Results;
 
     use super::*;
     use crate::fixtures::{measurement, plan};
+
+    #[test]
+    fn ranks_wait_for_rank_0_if_it_is_the_slowest() {
+        let plan = plan("[{name: s, mode: Strong, ranks: [1, 2]}]");
+        let slow = Measurement {
+            ranks: Some(RankSeconds {
+                mean_compute_seconds: 0.18,
+                slowest_compute_seconds: 0.24,
+            }),
+            ..measurement(100.0)
+        };
+        let measured = [vec![Ok(measurement(100.0))], vec![Ok(slow)]];
+        let points = Results::new(&plan, &measured).points;
+        let of = |all_ranks| parts_of_step(points[1].measured.as_ref().expect("measured"), all_ranks);
+        // A step lasts 320 ms; rank 0 computes for 240 ms.
+        for (found, expected) in [
+            (of(false), [0.24, 0.08, 0.0, 0.0]),
+            (of(true), [0.18, 0.08, 0.06, 0.0]),
+        ] {
+            let is_close = found
+                .iter()
+                .zip(expected)
+                .all(|(found, expected)| (found - expected).abs() < 1e-9);
+            assert!(is_close, "{found:?}");
+        }
+        let caption = |points: &[PointResult]| parts(&Grid::new(points)).caption;
+        assert!(caption(&points).starts_with("Mean of all ranks"));
+        let unknown = [vec![Ok(measurement(100.0))], vec![Ok(measurement(100.0))]];
+        assert!(caption(&Results::new(&plan, &unknown).points).starts_with("Rank 0"));
+    }
 
     #[test]
     fn variants_on_many_ranks_meet_in_one_picture_of_each_kind() {

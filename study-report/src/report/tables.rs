@@ -20,7 +20,7 @@ pub(super) struct Column {
     value: fn(&Measured) -> Option<Spread>,
 }
 
-const COLUMNS: [Column; 26] = [
+const COLUMNS: [Column; 28] = [
     Column {
         key: "imagesPerSecond",
         title: "images/s",
@@ -55,6 +55,20 @@ const COLUMNS: [Column; 26] = [
         scale: 1e3,
         digits: 1,
         value: |m| m.if_attributed(m.compute_seconds),
+    },
+    Column {
+        key: "meanComputeSeconds",
+        title: "compute, mean rank, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.mean_compute_seconds,
+    },
+    Column {
+        key: "slowestComputeSeconds",
+        title: "compute, slowest rank, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.slowest_compute_seconds,
     },
     Column {
         key: "dataSeconds",
