@@ -1,5 +1,6 @@
 //! Exit codes of the trainer, and the failure class of each.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How a training process ended. Codes 75 to 79 continue `sysexits.h`, where 75 is "temporary failure".
@@ -111,8 +112,7 @@ pub enum FailureClass {
 }
 
 /// memory that ran out, if that is known to be the cause: GPU, or Host for the pod's memory.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Memory {
     /// The rank's GPU memory.
     #[serde(rename = "GPU")]

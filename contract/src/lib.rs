@@ -10,7 +10,7 @@
 //!   status   <- TerminationRecord, ExitCode <- agent (container termination message)
 //! ```
 //!
-//! Plain values, serde and JSON only, without a Kubernetes client or libtorch.
+//! Plain values, serde and schemas only, without a Kubernetes client or libtorch.
 #![forbid(unsafe_code)]
 
 pub mod environment;
@@ -29,7 +29,12 @@ pub mod operator_metrics;
 pub mod preset;
 pub mod progress;
 pub mod progress_line;
+#[allow(
+    clippy::doc_markdown,
+    reason = "`kubectl explain` prints these texts, where backticks are noise"
+)]
 pub mod run_config;
+pub mod schema;
 
 pub use exit::{ExitCode, FailureClass, Memory};
 pub use file_names::FileNames;
@@ -37,11 +42,4 @@ pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use measurement::{Epoch, GpuUse, Machine, Measurement, PhaseSeconds, RankSeconds};
 pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
-pub use run_config::{
-    ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
-    CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
-    GradientCompression, Interpolation, JobIdentity, LearningRateScaling, Loss, LossScaleConfig,
-    MeasureConfig, ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin,
-    Parallelism, PixelType, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Release, Resume,
-    RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
-};
+pub use run_config::*;

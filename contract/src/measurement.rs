@@ -2,31 +2,31 @@
 
 mod columns;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The measurements of one run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Measurement {
     /// worldSize is the number of ranks.
-    #[cfg_attr(feature = "schema", schemars(with = "i32"))]
+    #[schemars(with = "i32")]
     pub world_size: u32,
     /// globalBatchSize is the number of images of a step.
-    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    #[schemars(with = "i64")]
     pub global_batch_size: u64,
     /// trainImages is the number of images of an epoch.
-    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    #[schemars(with = "i64")]
     pub train_images: u64,
     /// device is the product of the GPUs; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// epochs are all epochs, the first with its warmup, with one list per value.
     #[serde(with = "columns")]
-    #[cfg_attr(feature = "schema", schemars(with = "columns::Columns"))]
+    #[schemars(with = "columns::Columns")]
     pub epochs: Vec<Epoch>,
     /// steps is the number of steps after warmup; the following fields are means over them.
-    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    #[schemars(with = "i64")]
     pub steps: u64,
     /// stepSeconds is the time of a step of rank 0.
     pub step_seconds: f64,
@@ -41,7 +41,7 @@ pub struct Measurement {
     pub communication_seconds: f64,
     /// memoryBytes is the peak of tensor memory on rank 0's GPU, or of its process without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
+    #[schemars(with = "Option<i64>")]
     pub memory_bytes: Option<u64>,
     /// gpu has the driver's readings of rank 0's GPU, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,8 +70,7 @@ pub struct Epoch {
 }
 
 /// gpu has the driver's readings of rank 0's GPU during training. Unavailable values are absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuUse {
     /// utilization is the share of time with a running kernel, 0 to 1, mean over the steps after
@@ -80,7 +79,7 @@ pub struct GpuUse {
     pub utilization: Option<f64>,
     /// memoryUsedBytes is the peak memory of all processes on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
+    #[schemars(with = "Option<i64>")]
     pub memory_used_bytes: Option<u64>,
     /// temperatureCelsius is the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,8 +94,7 @@ pub struct GpuUse {
 }
 
 /// phases are the seconds of a step by phase, named as in [`crate::metrics::STEP_PHASES`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PhaseSeconds {
     /// data: images into tensors.
@@ -115,8 +113,7 @@ pub struct PhaseSeconds {
 
 /// ranks are the seconds of a step in which ranks compute, from its start until the last gradient,
 /// without waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RankSeconds {
     /// meanComputeSeconds is the mean over the ranks that have images.
@@ -126,17 +123,16 @@ pub struct RankSeconds {
 }
 
 /// machine is a rank's machine and trainer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
     /// processor is the product name of its processors.
     pub processor: String,
     /// processors is the number of usable processors.
-    #[cfg_attr(feature = "schema", schemars(with = "i32"))]
+    #[schemars(with = "i32")]
     pub processors: usize,
     /// memoryBytes of the machine.
-    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    #[schemars(with = "i64")]
     pub memory_bytes: u64,
     /// trainer is the version of vit-trainer.
     pub trainer: String,

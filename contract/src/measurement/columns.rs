@@ -1,12 +1,12 @@
 //! Epochs with one list per value, because a termination message has little space.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Epoch;
 
 /// epochs are all epochs, with one list per value.
-#[derive(Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Columns {
     /// seconds of each epoch's steps, without evaluation and checkpoints.

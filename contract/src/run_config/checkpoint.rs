@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
@@ -29,8 +30,7 @@ pub struct CheckpointConfig {
 }
 
 /// Which ranks write a checkpoint.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum CheckpointWriters {
     /// Every rank above 1,000,000,000 parameters, else the first.
     #[default]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
@@ -78,8 +79,7 @@ impl Origin {
 }
 
 /// Layout of a data set.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DataFormat {
     /// CIFAR-10 binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, records of 3,073 bytes.
@@ -102,8 +102,7 @@ pub enum DataFormat {
 }
 
 /// Order of class folders, which numbers the classes.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ClassOrder {
     /// As bytes, like torchvision: 1, 10, 2.
@@ -114,8 +113,7 @@ pub enum ClassOrder {
 }
 
 /// Type of pixels.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum PixelType {
     /// Bytes, where 255 counts as 1. Files are converted to grayscale or RGB as by Pillow.

@@ -20,20 +20,18 @@ use serde::{Deserialize, Serialize};
 
 use rules::Rules;
 
-pub use augmentation::{
-    Augmentation, Interpolation, NoRandAugment, RandAugment, RandomCrop, RandomResizedCrop,
-};
-pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
-pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Origin, PixelType, Shards};
+pub use augmentation::*;
+pub use checkpoint::*;
+pub use data::*;
 pub use elastic::BatchShare;
-pub use measure::MeasureConfig;
-pub use model::{ModelConfig, Pooling};
-pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedule};
-pub use parallelism::{Device, GradientCompression, Offload, OffloadTo, Parallelism};
-pub use precision::{Ema, LossScaleConfig, Precision};
+pub use measure::*;
+pub use model::*;
+pub use optimizer::*;
+pub use parallelism::*;
+pub use precision::*;
 pub use release::Release;
 pub use rules::ConfigError;
-pub use training::{ActivationCheckpointing, AttentionBackend, Balance, ClassWeights, Loss, TrainingConfig};
+pub use training::*;
 
 /// The configuration of a job's agents and ranks, except for values per pod or attempt, which are
 /// in the environment (see [`crate::environment`]).

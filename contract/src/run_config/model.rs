@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
@@ -50,15 +51,11 @@ pub struct ModelConfig {
 }
 
 /// Input of the classifier from the last block.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 // The schema describes an optional field by its type.
-#[cfg_attr(
-    feature = "schema",
-    schemars(
-        description = "pooling is the input of the classifier: the class token (token), or the mean over all patches \
+#[schemars(
+    description = "pooling is the input of the classifier: the class token (token), or the mean over all patches \
             (average);\nby default the preset's, else token."
-    )
 )]
 #[serde(rename_all = "camelCase")]
 pub enum Pooling {

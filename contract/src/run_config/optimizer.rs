@@ -1,5 +1,6 @@
 //! The optimizer, and scaling and schedule of its learning rate.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
@@ -114,8 +115,7 @@ pub struct LearningRateScaling {
 }
 
 /// Rules for scaling the learning rate with the global batch.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ScalingRule {
     /// Not at all.

@@ -1,5 +1,6 @@
 //! Devices, and sharding over them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ModelConfig;
@@ -60,8 +61,7 @@ impl Offload {
 }
 
 /// Target of offloading.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum OffloadTo {
     /// None: it stays on the device.
     #[default]
@@ -72,8 +72,7 @@ pub enum OffloadTo {
 }
 
 /// Format in which gradients are reduced over the ranks.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum GradientCompression {
     /// Their own type.
@@ -84,8 +83,7 @@ pub enum GradientCompression {
 }
 
 /// Where tensors are.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Device {
     /// The machine's GPUs; an unusable one is

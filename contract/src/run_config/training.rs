@@ -1,5 +1,6 @@
 //! Epochs, batches and the loss.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
@@ -74,8 +75,7 @@ pub enum ClassWeights {
 }
 
 /// How ranks share the images of an optimizer step. The global batch is the same either way.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Balance {
     /// All ranks have equal shares.
     #[default]
@@ -85,8 +85,7 @@ pub enum Balance {
 }
 
 /// What backward recomputes instead of keeping it: less memory, more time.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ActivationCheckpointing {
     /// Nothing.
@@ -99,8 +98,7 @@ pub enum ActivationCheckpointing {
 }
 
 /// The loss of training, mean over the images of a step.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Loss {
     /// Cross-entropy, for images that show one class.
@@ -112,8 +110,7 @@ pub enum Loss {
 }
 
 /// Implementation of attention on GPUs. A CPU has one fused kernel.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum AttentionBackend {
     /// `FlashAttention`, else memory-efficient attention, else plain matrix products.

@@ -47,6 +47,7 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
     printcolumn(name = "Failure", type_ = "string", priority = 1, json_path = ".status.lastFailure.class"),
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = contract::schema::signed_integers)]
 #[x_kube(
     validation = unchanged(&["image", "imagePullPolicy", "imagePullSecrets"]),
     validation = unchanged(&["external"]),
