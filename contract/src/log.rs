@@ -190,7 +190,8 @@ pub struct LoggedSync {
 
 /// Reads a run's measurement from its log. Times exclude the first `warmup` steps, and with them
 /// whole lines that are partly warm-up.
-pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
+pub fn read_log(text: &str, warmup: u32) -> Result<Measurement, LogError> {
+    let warmup = u64::from(warmup);
     let mut starts = Vec::new();
     let mut lines: Vec<LoggedSteps> = Vec::new();
     let mut evaluations = Vec::new();
@@ -395,7 +396,7 @@ mod tests {
     const EVALUATION: &str = r#"{"time":"t","attempt":1,"kind":"evaluation","epoch":1,"step":2,"correct":1,"images":4,"accuracy":0.25,"seconds":0.1}"#;
     const CHECKPOINT: &str = r#"{"time":"t","attempt":1,"kind":"checkpoint","step":2,"path":"p","snapshotSeconds":0.1,"writeSeconds":0.1,"bytes":3}"#;
 
-    fn measured(lines: &[String], warmup: u64) -> Result<Measurement, LogError> {
+    fn measured(lines: &[String], warmup: u32) -> Result<Measurement, LogError> {
         read_log(&lines.join("\n"), warmup)
     }
 

@@ -1,6 +1,6 @@
 //! A configuration for tests.
 
-use contract::{DataConfig, DataFormat, LossScaleConfig, ModelPreset, Precision, RunConfig};
+use contract::{DataConfig, DataFormat, LossScale, ModelPreset, Precision, RunConfig};
 use serde_json::json;
 
 /// A preset with 1000 classes and `AdamW`, on `nodes` nodes with `ranks_per_node` ranks.
@@ -17,7 +17,7 @@ pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
             },
             "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
             "schedule": {"course": {"name": "cosine"}, "warmupEpochs": 1.0, "minLearningRate": 0.0},
-            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false, "lossScale": LossScaleConfig::default(),
+            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false, "lossScale": LossScale::default(),
         },
         "parallelism": {"bucketMegabytes": 25, "compressGradients": "none"},
         "nodes": nodes, "ranksPerNode": ranks_per_node, "device": "auto",

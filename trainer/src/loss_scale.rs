@@ -4,7 +4,6 @@
 //! The loss is multiplied by the scale before the backward pass, so that small gradients do not
 //! vanish in fp16, and gradients are divided by it after. If they overflow, the step is skipped.
 
-use contract::LossScaleConfig;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -28,7 +27,7 @@ pub(crate) struct LossScale {
 pub(crate) const NUMBERS: usize = 6;
 
 impl LossScale {
-    pub(crate) fn new(config: &LossScaleConfig) -> Self {
+    pub(crate) fn new(config: &contract::LossScale) -> Self {
         Self {
             scale: SCALE_FACTOR.powf(f64::from(config.initial_scale_power)),
             iterations: 0,
@@ -103,7 +102,7 @@ impl DeviceLossScale {
     }
 
     /// Updates the scale after a step. `is_skipped` is a scalar: true if gradients were not finite.
-    pub(crate) fn update(&mut self, is_skipped: &Tensor, config: &LossScaleConfig) {
+    pub(crate) fn update(&mut self, is_skipped: &Tensor, config: &contract::LossScale) {
         let Self {
             scale,
             iterations,
@@ -153,7 +152,7 @@ mod tests {
     /// these steps; `x` is an overflow.
     #[test]
     fn scale_and_hysteresis_move_as_deepspeeds() {
-        let config = LossScaleConfig {
+        let config = contract::LossScale {
             initial_scale_power: 4,
             loss_scale_window: 3,
             hysteresis: 2,
@@ -185,10 +184,10 @@ mod tests {
 
     #[test]
     fn an_overflow_at_the_least_scale_is_an_error() {
-        let config = LossScaleConfig {
+        let config = contract::LossScale {
             initial_scale_power: 1,
             hysteresis: 1,
-            ..LossScaleConfig::default()
+            ..contract::LossScale::default()
         };
         let mut scale = DeviceLossScale::new(LossScale::new(&config), Device::Cpu);
         let overflow = Tensor::from(true);

@@ -66,11 +66,12 @@ pub struct RandomResizedCrop {
     pub interpolation: Interpolation,
 }
 
-/// A shift by at most a margin.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+/// RandomCrop shifts the image.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RandomCrop {
-    /// Black pixels around the image, from which a window of the image's own size is cut.
+    /// padding is the width in pixels of the black margin from which a window of the image's own size is cut.
+    #[schemars(range(min = 1, max = 512))]
     pub padding: u32,
 }
 

@@ -159,14 +159,27 @@ pub struct Shards {
     pub validation: String,
 }
 
-/// Mean and standard deviation of pixels (bytes are scaled to 0..1); one value, or one per channel.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// Normalization subtracts a mean and divides by a standard deviation, after scaling pixels to 0..1
+/// (float32 values are not scaled). ImageNet has mean [0.485, 0.456, 0.406] and std [0.229, 0.224,
+/// 0.225]; timm's ViT presets have 0.5 for both.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Normalization {
-    /// Subtracted from each value.
+    /// mean is subtracted: one value, or one per channel.
+    #[schemars(length(min = 1, max = 64))]
     pub mean: Vec<f64>,
-    /// Divides each value.
+    /// std is the divisor: one value, or one per channel.
+    #[schemars(length(min = 1, max = 64), inner(range(min = 1e-9)))]
     pub std: Vec<f64>,
+}
+
+impl Default for Normalization {
+    fn default() -> Self {
+        Self {
+            mean: vec![0.5],
+            std: vec![0.5],
+        }
+    }
 }
 
 impl DataFormat {
@@ -218,10 +231,7 @@ impl DataConfig {
             retry_seconds: default_retry_seconds(),
             interpolation: Interpolation::Bicubic,
             crop_fraction: 0.875,
-            normalization: Normalization {
-                mean: vec![0.5],
-                std: vec![0.5],
-            },
+            normalization: Normalization::default(),
             augmentation: Augmentation::default(),
         }
     }

@@ -62,7 +62,7 @@ pub struct RunConfig {
     /// Whether the run measures itself. `None` is not serialized, for trainers that do not know the
     /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measure: Option<MeasureConfig>,
+    pub measure: Option<Measure>,
 }
 
 /// Identity of a job.
@@ -141,7 +141,7 @@ mod tests {
                 "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
                 "schedule": {"course": {"name": "cosine"}, "warmupEpochs": 1.0, "minLearningRate": 0.0},
                 "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false,
-                "lossScale": LossScaleConfig::default(),
+                "lossScale": LossScale::default(),
             },
             "parallelism": {"bucketMegabytes": 25, "compressGradients": "bf16"},
             "nodes": 2, "ranksPerNode": 2, "device": "auto",

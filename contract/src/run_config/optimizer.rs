@@ -104,14 +104,26 @@ impl Optimizer {
     }
 }
 
-/// How the learning rate scales with the global batch.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// LearningRateScaling scales the learning rate with the global batch, which is microBatchSize x
+/// gradientAccumulationSteps x nodes x gpusPerNode, divided by parallelism.sequence and by
+/// parallelism.tensor.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LearningRateScaling {
-    /// The scaling rule.
+    /// rule: none, linear, or sqrt.
     pub rule: ScalingRule,
-    /// Global batch to which the configured learning rate applies.
+    /// referenceBatchSize is the global batch to which optimizer.learningRate applies.
+    #[schemars(range(min = 1, max = 1_048_576))]
     pub reference_batch_size: u32,
+}
+
+impl Default for LearningRateScaling {
+    fn default() -> Self {
+        Self {
+            rule: ScalingRule::default(),
+            reference_batch_size: 256,
+        }
+    }
 }
 
 /// Rules for scaling the learning rate with the global batch.

@@ -40,15 +40,20 @@ pub struct Parallelism {
     pub compress_gradients: GradientCompression,
 }
 
-/// State in host memory instead of on the device (`zero_optimization.offload_optimizer` and
-/// `offload_param` of DeepSpeed, arXiv 2101.06840 and 2104.07857).
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+/// Offload moves state from the GPU's to the pod's memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Offload {
-    /// Location of the optimizer, its moments, 32-bit weights and their average.
+    /// optimizer says where the optimizer runs and keeps its state: moments, fp32 weights and their
+    /// average (ema). None is the GPU. CPU is the pod's CPUs and memory, as DeepSpeed's
+    /// offload_optimizer. Then the GPU holds only weights, gradients and activations, and each step
+    /// waits for copies and CPUs. The trained model is the same. Request the memory in
+    /// workers.resources. With workers.device cpu it only needs more memory.
     #[serde(default)]
     pub optimizer: OffloadTo,
-    /// Location of the shards of weights; only at stage 3, and with the optimizer.
+    /// parameters says where each rank's shard of the weights is at zeroStage 3. None is the GPU.
+    /// CPU is the pod's memory, as DeepSpeed's offload_param: shards are copied to the GPUs to
+    /// gather a block. It needs optimizer CPU and more than one rank.
     #[serde(default)]
     pub parameters: OffloadTo,
 }

@@ -28,22 +28,27 @@ impl std::fmt::Display for Precision {
     }
 }
 
-/// Dynamic loss scale of [`Precision::Fp16`], with names, defaults and behavior of DeepSpeed's
-/// `fp16`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct LossScaleConfig {
-    /// The first scale is 2 to the power of this.
+/// LossScale keeps fp16 gradients in range: the loss is multiplied by a scale, which is halved when
+/// gradients overflow (that step is skipped) and doubled after a while without overflow. Names,
+/// defaults and behavior are DeepSpeed's.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LossScale {
+    /// initialScalePower: the first scale is 2 to the power of this.
+    #[schemars(range(min = 0, max = 32))]
     pub initial_scale_power: u32,
-    /// Steps without an overflow after which the scale doubles.
+    /// lossScaleWindow is the number of steps without an overflow after which the scale is doubled.
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub loss_scale_window: u32,
-    /// Overflows before the scale is halved.
+    /// hysteresis is the number of overflows before the scale is halved.
+    #[schemars(range(min = 1, max = 1000))]
     pub hysteresis: u32,
-    /// Minimum scale; an overflow there ends the run.
+    /// minLossScale is the minimum scale; an overflow there ends the run.
+    #[schemars(range(min = 1, max = 65536))]
     pub min_loss_scale: u32,
 }
 
-impl Default for LossScaleConfig {
+impl Default for LossScale {
     fn default() -> Self {
         Self {
             initial_scale_power: 16,
@@ -54,7 +59,7 @@ impl Default for LossScaleConfig {
     }
 }
 
-impl LossScaleConfig {
+impl LossScale {
     pub(super) fn check(&self, rules: &mut Rules) {
         rules.require(
             self.initial_scale_power <= 32,
@@ -77,15 +82,22 @@ impl LossScaleConfig {
     }
 }
 
-/// Exponential moving average of the weights, as timm's `ModelEmaV3`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Ema is an exponential moving average of the weights, as timm's ModelEmaV3.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Ema {
-    /// Share of the average that a step keeps.
+    /// decay is the share of the average that a step keeps.
+    #[serde(default = "default_ema_decay")]
+    #[schemars(range(min = 0.0, max = 0.999_999_9))]
     pub decay: f64,
-    /// Whether the decay increases to its value as 1 - (1 + step)^(-2/3), so that the first weights
+    /// warmup increases the decay to its value as 1 - (1 + step)^(-2/3), so that the first weights
     /// fade soon.
+    #[serde(default)]
     pub warmup: bool,
+}
+
+fn default_ema_decay() -> f64 {
+    0.9999
 }
 
 impl Ema {

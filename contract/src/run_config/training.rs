@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
-use super::{Ema, LearningRateScaling, LossScaleConfig, Optimizer, Precision, Schedule};
+use super::{Ema, LearningRateScaling, LossScale, Optimizer, Precision, Schedule};
 
 /// Training settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub struct TrainingConfig {
     #[serde(default)]
     pub attention_backend: AttentionBackend,
     /// Loss scale of [`Precision::Fp16`].
-    pub loss_scale: LossScaleConfig,
+    pub loss_scale: LossScale,
     /// Average of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,

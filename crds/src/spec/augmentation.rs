@@ -1,8 +1,7 @@
 use kube::KubeSchema;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Interpolation;
+use super::{Interpolation, RandomCrop};
 
 /// Augmentation varies training images, in this order: crop, flip, colors, normalization, erasing,
 /// mixing. Random choices depend only on training.seed, the epoch and the image's position in it.
@@ -128,13 +127,4 @@ fn default_scale() -> Vec<f64> {
 
 fn default_ratio() -> Vec<f64> {
     vec![0.75, 4.0 / 3.0]
-}
-
-/// RandomCrop shifts the image.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct RandomCrop {
-    /// padding is the width in pixels of the black margin from which a window of the image's own size is cut.
-    #[schemars(range(min = 1, max = 512))]
-    pub padding: i32,
 }

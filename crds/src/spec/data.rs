@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Augmentation, ClassOrder, DataFormat, Interpolation, PixelType, Volume};
+use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Normalization, PixelType, Volume};
 
 /// Data is the data set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -186,27 +186,4 @@ fn default_fraction() -> f64 {
 
 fn default_crop_fraction() -> f64 {
     0.875
-}
-
-/// Normalization subtracts a mean and divides by a standard deviation, after scaling pixels to 0..1
-/// (float32 values are not scaled). ImageNet has mean [0.485, 0.456, 0.406] and std [0.229, 0.224,
-/// 0.225]; timm's ViT presets have 0.5 for both.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Normalization {
-    /// mean is subtracted: one value, or one per channel.
-    #[schemars(length(min = 1, max = 64))]
-    pub mean: Vec<f64>,
-    /// std is the divisor: one value, or one per channel.
-    #[schemars(length(min = 1, max = 64), inner(range(min = 1e-9)))]
-    pub std: Vec<f64>,
-}
-
-impl Default for Normalization {
-    fn default() -> Self {
-        Self {
-            mean: vec![0.5],
-            std: vec![0.5],
-        }
-    }
 }

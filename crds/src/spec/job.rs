@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Checkpoint, Data, Elastic, External, GradientCompression, Model, OffloadTo, Placement, Training, Workers,
-    external, multiple, unchanged,
+    Checkpoint, Data, Elastic, External, GradientCompression, Measure, Model, Offload, Placement, Training,
+    Workers, external, multiple, unchanged,
 };
 use crate::status::ViTTrainingJobStatus;
 
@@ -166,16 +166,6 @@ fn measurable() -> Rule {
     Rule::new(format!("!has(self.measure) || self.training.epochs <= {most}")).message(message.as_str())
 }
 
-/// Measure has a job report its step times.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Measure {
-    /// warmupSteps is the number of steps at the start that times exclude.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 1_000_000))]
-    pub warmup_steps: i32,
-}
-
 /// Value of [`ViTTrainingJobSpec::managed_by`] for this project's operator; it may also be absent.
 pub const CONTROLLER: &str = "vit-operator.dev/vit-operator";
 
@@ -259,24 +249,6 @@ pub struct Parallelism {
     /// their precision.
     #[serde(default)]
     pub compress_gradients: GradientCompression,
-}
-
-/// Offload moves state from the GPU's to the pod's memory.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Offload {
-    /// optimizer says where the optimizer runs and keeps its state: moments, fp32 weights and their
-    /// average (ema). None is the GPU. CPU is the pod's CPUs and memory, as DeepSpeed's
-    /// offload_optimizer. Then the GPU holds only weights, gradients and activations, and each step
-    /// waits for copies and CPUs. The trained model is the same. Request the memory in
-    /// workers.resources. With workers.device cpu it only needs more memory.
-    #[serde(default)]
-    pub optimizer: OffloadTo,
-    /// parameters says where each rank's shard of the weights is at zeroStage 3. None is the GPU.
-    /// CPU is the pod's memory, as DeepSpeed's offload_param: shards are copied to the GPUs to
-    /// gather a block. It needs optimizer CPU and more than one rank.
-    #[serde(default)]
-    pub parameters: OffloadTo,
 }
 
 fn yes() -> bool {

@@ -22,25 +22,23 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 use kube::core::{Message, Rule};
 
-pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
+pub use augmentation::{Augmentation, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
-    ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, GradientCompression,
-    Interpolation, Loss, OffloadTo, PixelType, Pooling, Precision, ScalingRule,
+    ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, Ema,
+    GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure, Normalization,
+    Offload, OffloadTo, PixelType, Pooling, Precision, RandomCrop, ScalingRule,
 };
-pub use data::{Cache, Data, Normalization, Origin};
+pub use data::{Cache, Data, Origin};
 pub use elastic::Elastic;
 pub use external::External;
 pub use job::{
-    CONTROLLER, FailurePolicy, Measure, Parallelism, Scheduling, Strategy, ViTTrainingJob,
-    ViTTrainingJobSpec, is_for_vit_operator,
+    CONTROLLER, FailurePolicy, Parallelism, Scheduling, Strategy, ViTTrainingJob, ViTTrainingJobSpec,
+    is_for_vit_operator,
 };
 pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
-pub use training::{
-    ClassWeights, Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Schedule, ScheduleName,
-    Training,
-};
+pub use training::{ClassWeights, Optimizer, OptimizerName, Schedule, ScheduleName, Training};
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
 pub use workers::{DEFAULT_GPU_RESOURCE, ImagePullPolicy, ImagePullSecret, Workers};
 

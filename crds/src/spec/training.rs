@@ -2,7 +2,9 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationCheckpointing, AttentionBackend, Balance, Loss, Precision, ScalingRule};
+use super::{
+    ActivationCheckpointing, AttentionBackend, Balance, Ema, LearningRateScaling, Loss, LossScale, Precision,
+};
 
 /// Training sets epochs, batches and the optimizer. One optimizer step uses microBatchSize x
 /// gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
@@ -184,59 +186,6 @@ pub enum OptimizerName {
     Lamb,
 }
 
-/// LearningRateScaling scales the learning rate with the global batch, which is microBatchSize x
-/// gradientAccumulationSteps x nodes x gpusPerNode, divided by parallelism.sequence and by
-/// parallelism.tensor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LearningRateScaling {
-    /// rule: none, linear, or sqrt.
-    pub rule: ScalingRule,
-    /// referenceBatchSize is the global batch to which optimizer.learningRate applies.
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub reference_batch_size: i32,
-}
-
-impl Default for LearningRateScaling {
-    fn default() -> Self {
-        Self {
-            rule: ScalingRule::default(),
-            reference_batch_size: 256,
-        }
-    }
-}
-
-/// LossScale keeps fp16 gradients in range: the loss is multiplied by a scale, which is halved when
-/// gradients overflow (that step is skipped) and doubled after a while without overflow. Names,
-/// defaults and behavior are DeepSpeed's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LossScale {
-    /// initialScalePower: the first scale is 2 to the power of this.
-    #[schemars(range(min = 0, max = 32))]
-    pub initial_scale_power: i32,
-    /// lossScaleWindow is the number of steps without an overflow after which the scale is doubled.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub loss_scale_window: i32,
-    /// hysteresis is the number of overflows before the scale is halved.
-    #[schemars(range(min = 1, max = 1000))]
-    pub hysteresis: i32,
-    /// minLossScale is the minimum scale; an overflow there ends the run.
-    #[schemars(range(min = 1, max = 65536))]
-    pub min_loss_scale: i32,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self {
-            initial_scale_power: 16,
-            loss_scale_window: 1000,
-            hysteresis: 2,
-            min_loss_scale: 1,
-        }
-    }
-}
-
 /// ClassWeights weights the classes in the training loss: the mean over images of weight times
 /// cross-entropy.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -255,24 +204,6 @@ pub struct ClassWeights {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 100_000), inner(range(min = 0.0, max = 1e9)))]
     pub values: Option<Vec<f64>>,
-}
-
-/// Ema is an exponential moving average of the weights, as timm's ModelEmaV3.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Ema {
-    /// decay is the share of the average that a step keeps.
-    #[serde(default = "default_ema_decay")]
-    #[schemars(range(min = 0.0, max = 0.999_999_9))]
-    pub decay: f64,
-    /// warmup increases the decay to its value as 1 - (1 + step)^(-2/3), so that the first weights
-    /// fade soon.
-    #[serde(default)]
-    pub warmup: bool,
-}
-
-fn default_ema_decay() -> f64 {
-    0.9999
 }
 
 /// Schedule of the learning rate.

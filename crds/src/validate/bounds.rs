@@ -95,8 +95,10 @@ mod tests {
             place = &mut place[part];
         }
         *place = json!(number as i64);
-        let job = serde_json::from_value(manifest).expect("a manifest");
-        validate(&job).expect_err(path).to_string()
+        match serde_json::from_value(manifest) {
+            Ok(job) => validate(&job).expect_err(path).to_string(),
+            Err(error) => error.to_string(),
+        }
     }
 
     #[test]
@@ -108,9 +110,11 @@ mod tests {
             let least = least.unwrap_or_else(|| panic!("the schema lets spec{path} be negative"));
             assert!(least >= 0.0, "the schema lets spec{path} be negative");
             for number in [-1.0, least - 1.0] {
-                assert_eq!(
-                    refusal(&path, number),
-                    format!("spec{path} is {number}: must be at least {least}")
+                let refusal = refusal(&path, number);
+                assert!(
+                    refusal == format!("spec{path} is {number}: must be at least {least}")
+                        || refusal.starts_with(&format!("invalid value: integer `{number}`, expected u")),
+                    "spec{path}: {refusal}"
                 );
             }
             if let Some(most) = most {

@@ -140,10 +140,7 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         retry_seconds: count(data.retry_seconds),
         interpolation: data.interpolation,
         crop_fraction: data.crop_fraction,
-        normalization: contract::Normalization {
-            mean: data.normalization.mean.clone(),
-            std: data.normalization.std.clone(),
-        },
+        normalization: data.normalization.clone(),
         augmentation: augmentation(&data.augmentation, errors),
     }
 }
@@ -168,12 +165,7 @@ fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>
                 interpolation: crop.interpolation,
             }
         }),
-        random_crop: augmentation
-            .random_crop
-            .as_ref()
-            .map(|crop| contract::RandomCrop {
-                padding: count(crop.padding),
-            }),
+        random_crop: augmentation.random_crop,
         horizontal_flip: augmentation.horizontal_flip,
         color_jitter: augmentation.color_jitter,
         rand_augment: augmentation.rand_augment.as_ref().and_then(|text| {

@@ -12,9 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use contract::{
-    CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, MeasureConfig, Measurement, RunConfig,
-};
+use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, Measurement, RunConfig};
 use k8s_openapi::api::core::v1::{
     EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
 };
@@ -249,10 +247,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             sequence: count(spec.parallelism.sequence),
             tensor: count(spec.parallelism.tensor),
             across_nodes: spec.parallelism.across_nodes,
-            offload: contract::Offload {
-                optimizer: spec.parallelism.offload.optimizer,
-                parameters: spec.parallelism.offload.parameters,
-            },
+            offload: spec.parallelism.offload,
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
             compress_gradients: spec.parallelism.compress_gradients,
         },
@@ -270,9 +265,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             },
             writers: writers(&spec.checkpoint, &mut errors),
         },
-        measure: spec.measure.as_ref().map(|measure| MeasureConfig {
-            warmup_steps: count(measure.warmup_steps).into(),
-        }),
+        measure: spec.measure,
         job: name,
     };
     // With a placeholder for an invalid number, rules across fields are meaningless.

@@ -1,6 +1,6 @@
 //! `spec.training`.
 
-use contract::{ClassWeights, ConfigError, Course, LossScaleConfig, TrainingConfig};
+use contract::{ClassWeights, ConfigError, Course, LossScale, TrainingConfig};
 
 use super::{count, refuse};
 use crate::spec;
@@ -23,10 +23,7 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         gradient_accumulation_steps: count(training.gradient_accumulation_steps),
         seed: u64::try_from(training.seed).unwrap_or(0),
         optimizer: optimizer(&training.optimizer, errors),
-        learning_rate_scaling: contract::LearningRateScaling {
-            rule: training.learning_rate_scaling.rule,
-            reference_batch_size: count(training.learning_rate_scaling.reference_batch_size),
-        },
+        learning_rate_scaling: training.learning_rate_scaling,
         layer_decay: training.layer_decay.unwrap_or(1.0),
         schedule: schedule(&training.schedule, errors),
         loss: training.loss,
@@ -42,10 +39,7 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         tf32: training.tf32,
         attention_backend: training.attention_backend,
         loss_scale: loss_scale(training, errors),
-        ema: training.ema.as_ref().map(|ema| contract::Ema {
-            decay: ema.decay,
-            warmup: ema.warmup,
-        }),
+        ema: training.ema,
         balance: training.balance,
         activation_checkpointing: training.activation_checkpointing,
     }
@@ -152,18 +146,10 @@ fn schedule(schedule: &spec::Schedule, errors: &mut Vec<ConfigError>) -> contrac
     }
 }
 
-fn loss_scale(training: &spec::Training, errors: &mut Vec<ConfigError>) -> LossScaleConfig {
-    let Some(scale) = &training.loss_scale else {
-        return LossScaleConfig::default();
-    };
-    if training.precision != spec::Precision::Fp16 {
+fn loss_scale(training: &spec::Training, errors: &mut Vec<ConfigError>) -> LossScale {
+    if training.loss_scale.is_some() && training.precision != spec::Precision::Fp16 {
         let expected = "needs training.precision fp16: other formats have no loss scale";
         refuse(errors, "training.lossScale", "given", expected);
     }
-    LossScaleConfig {
-        initial_scale_power: count(scale.initial_scale_power),
-        loss_scale_window: count(scale.loss_scale_window),
-        hysteresis: count(scale.hysteresis),
-        min_loss_scale: count(scale.min_loss_scale),
-    }
+    training.loss_scale.unwrap_or_default()
 }

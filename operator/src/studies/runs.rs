@@ -89,7 +89,7 @@ impl RunRepetition<'_> {
         spec.ttl_seconds_after_finished = None;
         spec.active_deadline_seconds = Some(measure.timeout_seconds);
         spec.measure = Some(Measure {
-            warmup_steps: measure.warmup_steps,
+            warmup_steps: measure.warmup_steps.try_into().unwrap_or(0),
         });
         // An uninterrupted run starts at the first step and leaves no checkpoints.
         spec.failure_policy.max_restarts = 0;

@@ -24,7 +24,7 @@ pub struct Subject {
     /// Machines and versions, as names and values.
     pub circumstances: Vec<(String, String)>,
     /// Steps at the start of each run that are excluded from times.
-    pub warmup_steps: u64,
+    pub warmup_steps: u32,
     /// Epochs of each run.
     pub epochs: u32,
     /// Planned repetitions of each point.

@@ -27,7 +27,7 @@ pub struct Plan {
     /// How often each run is repeated.
     pub repetitions: u32,
     /// Steps at the start of a run that are excluded from times.
-    pub warmup_steps: u64,
+    pub warmup_steps: u32,
     /// How often a run is retried after a transient failure.
     pub retries: u32,
     /// How long a run may last.
@@ -135,7 +135,7 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         points: vec![],
         runs: vec![],
         repetitions: count(study.measure.repetitions),
-        warmup_steps: u64::from(count(study.measure.warmup_steps)),
+        warmup_steps: count(study.measure.warmup_steps),
         retries: count(study.measure.retries),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
     };

@@ -329,7 +329,7 @@ fn observer(
         global_batch_size,
         train_images: images,
         device,
-        warmup_steps: config.measure.map_or(0, |measure| measure.warmup_steps),
+        warmup_steps: config.measure.map_or(0, |measure| measure.warmup_steps.into()),
         wall_clock_breakdown: training.wall_clock_breakdown,
     };
     let log_folder = (rank == 0).then_some(config.checkpoint.path.as_path());

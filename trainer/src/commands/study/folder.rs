@@ -168,17 +168,17 @@ impl Place {
     }
 
     /// Whether it was completely trained from the same inputs, so that a rerun adds nothing.
-    pub(super) fn is_trained(&self, warmup: u64) -> bool {
+    pub(super) fn is_trained(&self, warmup: u32) -> bool {
         self.log().is_ok_and(|text| match read_log(&text, warmup) {
             Ok(_) => true,
             // The log's lines end with the warm-up at the time of writing.
-            Err(LogError::OnlyWarmup { total, .. }) => total <= warmup,
+            Err(LogError::OnlyWarmup { total, .. }) => total <= warmup.into(),
             Err(_) => false,
         })
     }
 
     /// The measurement, or why there is none.
-    pub(super) fn result(&self, warmup: u64) -> Result<Measurement, String> {
+    pub(super) fn result(&self, warmup: u32) -> Result<Measurement, String> {
         let mut measurement = read_log(&self.log()?, warmup).map_err(|error| error.to_string())?;
         measurement.machine = self.machine();
         Ok(measurement)

@@ -8,7 +8,7 @@ mod leftovers;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use contract::{ExitCode, FailureClass, MeasureConfig, RunConfig};
+use contract::{ExitCode, FailureClass, Measure, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
 use study::{Plan, Run};
@@ -364,14 +364,14 @@ impl Arguments {
     fn config(
         &self,
         (run, repetition): (&Run, u32),
-        warmup_steps: u64,
+        warmup_steps: u32,
         folder: &Path,
     ) -> Result<RunConfig, String> {
         let job = ViTTrainingJob::new(folder::JOB, run.job(repetition));
         let config =
             local_config(job, self.data.as_deref(), folder, None).map_err(|error| error.to_string())?;
         let config = RunConfig {
-            measure: Some(MeasureConfig { warmup_steps }),
+            measure: Some(Measure { warmup_steps }),
             ..config
         };
         let manifest = self.manifest.as_deref().unwrap_or(Path::new(""));
