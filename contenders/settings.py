@@ -43,6 +43,7 @@ FOLLOWED: dict[str, tuple] = {
     # For fp16.
     "training.lossScale.": ANY,
     "training.activationCheckpointing": ("none",),
+    "parallelism.strategy": ("Manual",),
     "parallelism.zeroStage": (0,),
     # For stage 3.
     "parallelism.reshardAfterForward": ANY,
@@ -50,7 +51,7 @@ FOLLOWED: dict[str, tuple] = {
     "parallelism.sequence": (1,),
     "parallelism.tensor": (1,),
     "parallelism.acrossNodes": ANY,
-    "parallelism.offload.optimizer": ("None",),
+    "parallelism.offload.optimizer": ("None",), "parallelism.offload.parameters": ("None",),
     # Does not change results.
     "parallelism.bucketMegabytes": ANY,
     "parallelism.compressGradients": ("none",),

@@ -1,8 +1,19 @@
-//! Schemas of sections.
+//! Schemas of the manifest's sections.
 
 use schemars::Schema;
 use schemars::transform::transform_subschemas;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// Adds CEL rules, each with the message for values that break it.
+pub(crate) fn cel(rules: &[(&str, &str)]) -> impl Fn(&mut Schema) {
+    let rules: Vec<Value> = rules
+        .iter()
+        .map(|(rule, message)| json!({"rule": rule, "message": message}))
+        .collect();
+    move |schema| {
+        schema.insert("x-kubernetes-validations".into(), rules.clone().into());
+    }
+}
 
 /// Replaces formats of unsigned integers, which Kubernetes does not have. Their minimum of 0 stays.
 pub fn signed_integers(schema: &mut Schema) {

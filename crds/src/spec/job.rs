@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Checkpoint, Data, Elastic, External, GradientCompression, Measure, Model, Offload, Placement, Training,
-    Workers, external, multiple, unchanged,
+    Checkpoint, Data, Elastic, External, Measure, Model, Parallelism, Placement, Training, Workers, external,
+    multiple, unchanged,
 };
 use crate::status::ViTTrainingJobStatus;
 
@@ -179,115 +179,6 @@ impl ViTTrainingJob {
 /// Whether this project's operator runs jobs with this `spec.managedBy`.
 pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
     managed_by.is_none_or(|controller| controller == CONTROLLER)
-}
-
-/// Parallelism sets the sharding over the ranks and the reduction of gradients.
-#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3 || self.strategy == 'Auto'").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: other stages never free weights"),
-    validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0 || self.strategy == 'Auto'").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: stage 0 shards nothing"),
-    validation = Rule::new("!self.shardWithinNode || !self.acrossNodes").message("parallelism.shardWithinNode must be false with parallelism.acrossNodes"),
-    validation = Rule::new("self.offload.parameters == 'None' || (self.offload.optimizer == 'CPU' && (self.zeroStage == 3 || self.strategy == 'Auto'))").message("parallelism.offload.parameters CPU needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU"),
-    validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.reshardAfterForward && !self.shardWithinNode && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: leave them out"),
-)]
-pub struct Parallelism {
-    /// strategy says who chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and
-    /// tensor. Manual uses the values given here. Auto uses the recommendation of vit-trainer plan
-    /// for the GPUs' memory, each time the gang is placed, with more activationCheckpointing if
-    /// nothing fits otherwise. The global batch stays the same; status.placement.strategy shows the
-    /// choice.
-    #[serde(default)]
-    pub strategy: Strategy,
-    /// zeroStage sets the sharding over the ranks, as in DeepSpeed: 0 nothing, 1 optimizer state
-    /// and fp32 master weights, 2 gradients too, 3 weights too (PyTorch's FSDP). Each stage needs
-    /// less memory than the previous one and trains the same model. Checkpoints are the same at any
-    /// stage.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 3))]
-    pub zero_stage: i32,
-    /// reshardAfterForward says whether zeroStage 3 frees a block's weights after its forward pass
-    /// and gathers them again for backward: less memory, more communication.
-    #[serde(default = "yes")]
-    pub reshard_after_forward: bool,
-    /// shardWithinNode shards training state only within each node, from zeroStage 1 on (hybrid
-    /// sharding: HSDP in PyTorch, MiCS in DeepSpeed). Weights are gathered within nodes, and only
-    /// sums of gradient shards travel between nodes; it needs more memory.
-    #[serde(default)]
-    pub shard_within_node: bool,
-    /// sequence is the number of ranks that split the tokens of each image, and the heads in
-    /// attention (DeepSpeed-Ulysses, arXiv 2309.14509): for images with so many patches that
-    /// activations do not fit on one GPU. These ranks share microBatchSize. It divides the model's
-    /// heads.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 64))]
-    pub sequence: i32,
-    /// tensor is the number of ranks that split the heads and MLP of each block, with most weights
-    /// (Megatron-LM's tensor parallelism, arXiv 1909.08053). These ranks share microBatchSize.
-    /// sequence x tensor divides the model's heads.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 64))]
-    pub tensor: i32,
-    /// acrossNodes allows the ranks of a model replica (sequence x tensor) to be on several nodes.
-    /// Otherwise sequence x tensor divides workers.gpusPerNode, because they exchange activations
-    /// several times per block. With placement.topology, their nodes are in one domain if possible.
-    #[serde(default)]
-    pub across_nodes: bool,
-    /// offload moves state and its computation from the GPU to the pod's memory and CPUs.
-    #[serde(default)]
-    pub offload: Offload,
-    /// bucketMegabytes is the maximum size of a gradient bucket at zeroStage 0 in MiB
-    /// (bucket_cap_mb of PyTorch's DDP). Buckets are reduced during backward: smaller ones start
-    /// earlier, larger ones use the network better. If there were fewer than 16 buckets, each is a
-    /// sixteenth of the gradients instead, at least 1 MiB. At other stages a bucket is a block of
-    /// the model.
-    #[serde(default = "default_bucket_megabytes")]
-    #[schemars(range(min = 1, max = 1024))]
-    pub bucket_megabytes: i32,
-    /// compressGradients is the format of gradients on the network: none (uncompressed), or bf16,
-    /// which halves fp32 gradients and rounds them to 8 bits of mantissa. Weights and moments keep
-    /// their precision.
-    #[serde(default)]
-    pub compress_gradients: GradientCompression,
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn one() -> i32 {
-    1
-}
-
-fn default_bucket_megabytes() -> i32 {
-    25
-}
-
-/// Strategy says who chooses the sharding.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub enum Strategy {
-    /// The manifest.
-    #[default]
-    Manual,
-    /// The operator, by the memory of the GPUs.
-    Auto,
-}
-
-impl Default for Parallelism {
-    fn default() -> Self {
-        Self {
-            strategy: Strategy::default(),
-            zero_stage: 0,
-            reshard_after_forward: yes(),
-            shard_within_node: false,
-            sequence: one(),
-            tensor: one(),
-            across_nodes: false,
-            offload: Offload::default(),
-            bucket_megabytes: default_bucket_megabytes(),
-            compress_gradients: GradientCompression::default(),
-        }
-    }
 }
 
 /// Scheduling sets queue, scheduler and time limits before the job trains.

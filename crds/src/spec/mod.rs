@@ -27,14 +27,13 @@ pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
     ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, Ema,
     GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure, Normalization,
-    Offload, OffloadTo, PixelType, Pooling, Precision, RandomCrop, ScalingRule,
+    Offload, OffloadTo, Parallelism, PixelType, Pooling, Precision, RandomCrop, ScalingRule, Strategy,
 };
 pub use data::{Cache, Data, Origin};
 pub use elastic::Elastic;
 pub use external::External;
 pub use job::{
-    CONTROLLER, FailurePolicy, Parallelism, Scheduling, Strategy, ViTTrainingJob, ViTTrainingJobSpec,
-    is_for_vit_operator,
+    CONTROLLER, FailurePolicy, Scheduling, ViTTrainingJob, ViTTrainingJobSpec, is_for_vit_operator,
 };
 pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};

@@ -235,22 +235,12 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     if !is_job_name(&name.name) {
         refuse(&mut errors, "metadata.name", name.name.clone(), JOB_NAME);
     }
-    let run_config = RunConfig {
+    let mut run_config = RunConfig {
         version: contract::Release::current(),
         model,
         data: data::data(&spec.data, &mut errors),
         training: training::training(&spec.training, &mut errors),
-        parallelism: contract::Parallelism {
-            zero_stage: u8::try_from(spec.parallelism.zero_stage).unwrap_or(u8::MAX),
-            reshard_after_forward: spec.parallelism.reshard_after_forward,
-            shard_within_node: spec.parallelism.shard_within_node,
-            sequence: count(spec.parallelism.sequence),
-            tensor: count(spec.parallelism.tensor),
-            across_nodes: spec.parallelism.across_nodes,
-            offload: spec.parallelism.offload,
-            bucket_megabytes: count(spec.parallelism.bucket_megabytes),
-            compress_gradients: spec.parallelism.compress_gradients,
-        },
+        parallelism: spec.parallelism.clone(),
         nodes: count(spec.workers.nodes),
         ranks_per_node: count(spec.workers.gpus_per_node),
         device: spec.workers.device,
@@ -279,7 +269,6 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         let expected = format!("must be at most {most} with measure: a termination message holds no more");
         refuse(&mut errors, "training.epochs", epochs.to_string(), expected);
     }
-    strategy(&spec.parallelism, &mut errors);
     external(spec, &mut errors);
     if spec.elastic.is_some() && spec.checkpoint.volume.is_none() {
         let expected = "needs checkpoint.volume: a gang of another size continues from a checkpoint";
@@ -293,6 +282,8 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     if !errors.is_empty() {
         return Err(InvalidJob(errors));
     }
+    // The operator applies its choice to a configuration that has one already.
+    run_config.parallelism.strategy = spec::Strategy::Manual;
     Ok(ValidatedJob {
         run_config,
         sizes,
@@ -332,26 +323,6 @@ fn writers(checkpoint: &spec::Checkpoint, errors: &mut Vec<ConfigError>) -> Chec
             CheckpointWriters::EveryRank
         }
         CheckpointWriters::Auto | CheckpointWriters::FirstRank => CheckpointWriters::FirstRank,
-    }
-}
-
-/// With strategy Auto, the manifest must not set the fields that the operator chooses.
-fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
-    let chosen = spec::Parallelism {
-        strategy: spec::Strategy::Auto,
-        across_nodes: parallelism.across_nodes,
-        offload: parallelism.offload,
-        bucket_megabytes: parallelism.bucket_megabytes,
-        compress_gradients: parallelism.compress_gradients,
-        ..spec::Parallelism::default()
-    };
-    if parallelism.strategy == spec::Strategy::Auto && *parallelism != chosen {
-        refuse(
-            errors,
-            "parallelism.strategy",
-            "Auto",
-            "must be Manual with zeroStage, reshardAfterForward, shardWithinNode, sequence or tensor: Auto chooses them; leave them out",
-        );
     }
 }
 
@@ -594,6 +565,24 @@ spec:
             errors(|job| job.spec.checkpoint.every_steps = Some(-1)),
             "spec.checkpoint.everySteps is -1: must be at least 1"
         );
+    }
+
+    #[test]
+    fn auto_may_offload_parameters_because_it_chooses_the_stage() {
+        let offload = |strategy| {
+            job(|job| {
+                job.spec.parallelism.strategy = strategy;
+                job.spec.parallelism.offload = spec::Offload {
+                    optimizer: spec::OffloadTo::Cpu,
+                    parameters: spec::OffloadTo::Cpu,
+                };
+            })
+        };
+        validate(&offload(spec::Strategy::Auto)).expect("valid");
+        let refused = validate(&offload(spec::Strategy::Manual))
+            .expect_err("refused")
+            .to_string();
+        assert!(refused.contains("needs parallelism.zeroStage 3"), "{refused}");
     }
 
     #[test]

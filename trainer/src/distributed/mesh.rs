@@ -97,15 +97,9 @@ mod tests {
     #[test]
     fn neighbours_compute_a_model_together() {
         let settings = Parallelism {
-            zero_stage: 0,
-            reshard_after_forward: true,
-            shard_within_node: false,
             sequence: 2,
             tensor: 3,
-            across_nodes: false,
-            offload: contract::Offload::default(),
-            bucket_megabytes: 25,
-            compress_gradients: contract::GradientCompression::None,
+            ..Parallelism::default()
         };
         let places = (0..12).map(|rank| {
             let mesh = Mesh::new(Member { rank, size: 12 }, &settings, 6);
