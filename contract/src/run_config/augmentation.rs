@@ -1,6 +1,5 @@
 //! Augmentation of training images. Names and defaults are timm's.
 
-use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
@@ -8,38 +7,59 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 use super::{ModelConfig, TrainingConfig};
+use crate::schema::cel;
 
-/// Augmentation of training images, in this order: crop, flip, colors, normalization, erasing,
-/// mixing.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// Augmentation varies training images, in this order: crop, flip, colors, normalization, erasing,
+/// mixing. Random choices depend only on training.seed, the epoch and the image's position in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(transform = cel(RULES))]
 pub struct Augmentation {
-    /// A random part of the image, resized to the model's size.
+    /// randomResizedCrop cuts out a random part of the image and resizes it to model.imageSize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_resized_crop: Option<RandomResizedCrop>,
-    /// A shift by at most a margin.
+    /// randomCrop shifts the image by at most a margin, as usual CIFAR recipes do (padding 4).
+    /// Images from files are first resized so that the shorter side is model.imageSize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_crop: Option<RandomCrop>,
-    /// Probability that an image is mirrored left to right.
+    /// horizontalFlip is the probability that an image is mirrored left to right, usually 0.5.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub horizontal_flip: f64,
-    /// Strength of random brightness, contrast and saturation: factors are in 1 - strength to 1 + strength.
+    /// colorJitter changes brightness, contrast and saturation, in random order, by factors that
+    /// differ from 1 by at most colorJitter; DeiT III uses 0.3.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub color_jitter: f64,
-    /// timm's `RandAugment`.
+    /// randAugment is timm's RandAugment in timm's notation. In rand-m9-mstd0.5-inc1, the magnitude
+    /// is 9 of 10 with a deviation of 0.5, and every operation is stronger with more magnitude.
+    /// Each image gets 2 operations (-n2), each skipped with probability 0.5. torchvision and
+    /// big_vision differ.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rand_augment: Option<RandAugment>,
-    /// One of grayscale, solarize and Gaussian blur (`DeiT III`).
+    #[schemars(length(max = 64), regex(pattern = "^rand(-[a-z]+[0-9.]+)*$"))]
+    pub rand_augment: Option<String>,
+    /// threeAugment applies one of grayscale, solarize and Gaussian blur to each image (3-Augment
+    /// of DeiT III, which adds colorJitter 0.3).
     pub three_augment: bool,
-    /// Both parameters of mixup's Beta distribution; 0 for none.
+    /// mixup is the alpha of mixup's Beta distribution, 0 for none. Neighbors in the epoch's order
+    /// are mixed, each pair with another ratio (timm's mode pair).
+    #[schemars(range(min = 0.0, max = 100.0))]
     pub mixup: f64,
-    /// Both parameters of `CutMix`'s Beta distribution; 0 for none.
+    /// cutmix is the alpha of CutMix's Beta distribution, 0 for none.
+    #[schemars(range(min = 0.0, max = 100.0))]
     pub cutmix: f64,
-    /// Probability that a pair of images is mixed at all.
+    /// mixupProbability is the probability that a pair of images is mixed at all (mixup_prob of timm).
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub mixup_probability: f64,
-    /// Probability of `CutMix` instead of mixup if both are on.
+    /// mixupSwitchProbability is the probability of cutmix instead of mixup if both are on
+    /// (mixup_switch_prob of timm).
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub mixup_switch_probability: f64,
-    /// Probability that a rectangle of an image is replaced by noise.
+    /// randomErasing is the probability that a rectangle of 2 % to 33 % of an image is replaced by noise (mode pixel of
+    /// timm).
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub random_erasing: f64,
-    /// Number of variants of an image in a batch.
+    /// repeatedAugmentation is how many variants of an image a batch has; DeiT uses 3. An epoch has
+    /// as many steps as without, so it sees only that part of the images.
+    #[schemars(range(min = 1, max = 16))]
     pub repeated_augmentation: u32,
 }
 
@@ -54,16 +74,29 @@ pub enum Interpolation {
     Bilinear,
 }
 
-/// A random part of the image, resized to the model's size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// RandomResizedCrop cuts out a random part of the image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(transform = cel(CROP_RULES))]
 pub struct RandomResizedCrop {
-    /// Minimum and maximum share of the image's area.
+    /// scale is the minimum and maximum share of the image's area.
+    #[schemars(inner(range(min = 0.0001, max = 1.0)))]
     pub scale: [f64; 2],
-    /// Minimum and maximum of width over height.
+    /// ratio is the minimum and maximum of width over height.
+    #[schemars(inner(range(min = 0.01, max = 100.0)))]
     pub ratio: [f64; 2],
-    /// Filter for resizing.
+    /// interpolation is the filter to resize with: bilinear or bicubic.
     pub interpolation: Interpolation,
+}
+
+impl Default for RandomResizedCrop {
+    fn default() -> Self {
+        Self {
+            scale: [0.08, 1.0],
+            ratio: [0.75, 4.0 / 3.0],
+            interpolation: Interpolation::default(),
+        }
+    }
 }
 
 /// RandomCrop shifts the image.
@@ -76,8 +109,7 @@ pub struct RandomCrop {
 }
 
 /// timm's `RandAugment`, in timm's notation: `rand-m9-mstd0.5-inc1`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandAugment {
     /// `m`: strength, 0 to 10.
     pub magnitude: f64,
@@ -125,7 +157,25 @@ impl Augmentation {
     pub fn changes_colors(&self) -> bool {
         self.color_jitter > 0.0 || self.rand_augment.is_some() || self.three_augment
     }
+}
 
+/// What the API server checks, and [`Augmentation::check`] elsewhere.
+const RULES: &[(&str, &str)] = &[
+    (
+        "!has(self.randomResizedCrop) || !has(self.randomCrop)",
+        "give one of randomCrop and randomResizedCrop",
+    ),
+    (
+        "!has(self.randAugment) || (!self.threeAugment && self.colorJitter == 0.0)",
+        "randAugment cannot be combined with threeAugment or colorJitter",
+    ),
+];
+const CROP_RULES: &[(&str, &str)] = &[(
+    "self.scale[0] <= self.scale[1] && self.ratio[0] <= self.ratio[1]",
+    "give the smaller number of scale and of ratio first",
+)];
+
+impl Augmentation {
     pub(super) fn check(&self, model: &ModelConfig, training: &TrainingConfig, rules: &mut Rules) {
         for (field, value) in [
             ("data.augmentation.horizontalFlip", self.horizontal_flip),
@@ -176,6 +226,11 @@ impl Augmentation {
                 "given",
                 "give one of randomCrop and randomResizedCrop",
             );
+        }
+        if let Some(text) = &self.rand_augment
+            && let Err(error) = text.parse::<RandAugment>()
+        {
+            rules.require(false, "data.augmentation.randAugment", text, error.to_string());
         }
         rules.require(
             !self.changes_colors() || model.channels == 3,
@@ -234,33 +289,6 @@ impl FromStr for RandAugment {
     }
 }
 
-impl fmt::Display for RandAugment {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "rand-m{}-mstd{}-n{}-inc{}",
-            self.magnitude,
-            self.magnitude_std,
-            self.layers,
-            u8::from(self.increasing)
-        )
-    }
-}
-
-impl TryFrom<String> for RandAugment {
-    type Error = NoRandAugment;
-
-    fn try_from(text: String) -> Result<Self, NoRandAugment> {
-        text.parse()
-    }
-}
-
-impl From<RandAugment> for String {
-    fn from(policy: RandAugment) -> Self {
-        policy.to_string()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,7 +305,6 @@ mod tests {
                 increasing: true
             }
         );
-        assert_eq!(policy.to_string().parse(), Ok(policy));
         assert_eq!(
             "rand-m7-n3".parse::<RandAugment>().map(|policy| policy.layers),
             Ok(3)

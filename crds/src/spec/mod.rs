@@ -1,6 +1,5 @@
 //! The manifest, one file per section.
 
-mod augmentation;
 mod checkpoint;
 mod data;
 mod elastic;
@@ -22,12 +21,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 use kube::core::{Message, Rule};
 
-pub use augmentation::{Augmentation, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
-    ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, Ema,
+    ActivationCheckpointing, AttentionBackend, Augmentation, Balance, ClassOrder, DataFormat, Device, Ema,
     GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure, Normalization,
-    Offload, OffloadTo, Parallelism, PixelType, Pooling, Precision, RandomCrop, ScalingRule, Strategy,
+    Offload, OffloadTo, Parallelism, PixelType, Pooling, Precision, RandomCrop, RandomResizedCrop,
+    ScalingRule, Strategy,
 };
 pub use data::{Cache, Data, Origin};
 pub use elastic::Elastic;

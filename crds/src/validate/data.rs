@@ -141,7 +141,7 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         interpolation: data.interpolation,
         crop_fraction: data.crop_fraction,
         normalization: data.normalization.clone(),
-        augmentation: augmentation(&data.augmentation, errors),
+        augmentation: data.augmentation.clone(),
     }
 }
 
@@ -154,82 +154,4 @@ fn shards(data: &spec::Data, format: DataFormat) -> Option<contract::Shards> {
         });
     }
     None
-}
-
-fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>) -> contract::Augmentation {
-    contract::Augmentation {
-        random_resized_crop: augmentation.random_resized_crop.as_ref().map(|crop| {
-            contract::RandomResizedCrop {
-                scale: pair("data.augmentation.randomResizedCrop.scale", &crop.scale, errors),
-                ratio: pair("data.augmentation.randomResizedCrop.ratio", &crop.ratio, errors),
-                interpolation: crop.interpolation,
-            }
-        }),
-        random_crop: augmentation.random_crop,
-        horizontal_flip: augmentation.horizontal_flip,
-        color_jitter: augmentation.color_jitter,
-        rand_augment: augmentation.rand_augment.as_ref().and_then(|text| {
-            let policy = text.parse::<contract::RandAugment>();
-            if let Err(error) = &policy {
-                refuse(errors, "data.augmentation.randAugment", text, error.to_string());
-            }
-            policy.ok()
-        }),
-        three_augment: augmentation.three_augment,
-        mixup: augmentation.mixup,
-        cutmix: augmentation.cutmix,
-        mixup_probability: augmentation.mixup_probability,
-        mixup_switch_probability: augmentation.mixup_switch_probability,
-        random_erasing: augmentation.random_erasing,
-        repeated_augmentation: count(augmentation.repeated_augmentation),
-    }
-}
-
-fn pair(field: &'static str, values: &[f64], errors: &mut Vec<ConfigError>) -> [f64; 2] {
-    <[f64; 2]>::try_from(values).unwrap_or_else(|_| {
-        let expected = "must be two numbers, the smaller one first";
-        refuse(errors, field, format!("a list of {}", values.len()), expected);
-        [1.0, 1.0]
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::spec::schema;
-
-    #[test]
-    fn schema_manifest_and_wire_have_the_same_defaults_of_augmentation() {
-        let wire = serde_json::to_value(contract::Augmentation::default()).expect("JSON");
-        let not_given = serde_json::to_value(spec::Augmentation::default()).expect("JSON");
-        assert_eq!(not_given, wire, "a manifest without augmentation");
-        let empty: spec::Augmentation = serde_json::from_value(json!({})).expect("every field has a default");
-        assert_eq!(
-            serde_json::to_value(empty).expect("JSON"),
-            wire,
-            "augmentation: {{}}"
-        );
-
-        let properties =
-            |schema: &k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps| {
-                schema.properties.clone().unwrap_or_default()
-            };
-        let schema = properties(&properties(schema("spec"))["data"])["augmentation"].clone();
-        assert_eq!(
-            schema.default.as_ref().map(|default| &default.0),
-            Some(&wire),
-            "what an API server fills in without augmentation"
-        );
-        let filled_in: serde_json::Map<String, Value> = properties(&schema)
-            .into_iter()
-            .filter_map(|(name, field)| Some((name, field.default?.0)))
-            .collect();
-        assert_eq!(
-            Value::Object(filled_in),
-            wire,
-            "what an API server fills in into augmentation"
-        );
-    }
 }

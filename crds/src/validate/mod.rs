@@ -769,7 +769,7 @@ spec:
                     interpolation: contract::Interpolation::Bilinear,
                 }),
                 horizontal_flip: 0.5,
-                rand_augment: "rand-m9-mstd0.5-inc1".parse().ok(),
+                rand_augment: Some("rand-m9-mstd0.5-inc1".into()),
                 mixup: 0.8,
                 cutmix: 1.0,
                 random_erasing: 0.25,

@@ -15,7 +15,8 @@ const SHIFT: f64 = 0.45;
 /// The operations of one image, in order.
 pub(super) fn operations(augmentation: &Augmentation, draws: &mut Draws) -> Vec<Option<Op>> {
     let mut operations = Vec::new();
-    if let Some(policy) = &augmentation.rand_augment {
+    let policy = augmentation.rand_augment.as_ref();
+    if let Some(policy) = policy.and_then(|text| text.parse::<RandAugment>().ok()) {
         operations.extend((0..policy.layers).map(|_| rand_augment(policy, draws)));
     }
     if augmentation.three_augment {
@@ -29,7 +30,7 @@ pub(super) fn operations(augmentation: &Augmentation, draws: &mut Draws) -> Vec<
 
 /// One of timm's fifteen transforms, with timm's levels; those of `_RAND_INCREASING_TRANSFORMS` if
 /// the policy says `inc1`.
-fn rand_augment(policy: &RandAugment, draws: &mut Draws) -> Option<Op> {
+fn rand_augment(policy: RandAugment, draws: &mut Draws) -> Option<Op> {
     let transform = draws.below(15);
     let carried_out = draws.chance(PROBABILITY);
     let magnitude = policy.magnitude + policy.magnitude_std * draws.normal();
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn rand_augment_draws_evenly_and_leaves_out_half() {
         let augmentation = Augmentation {
-            rand_augment: "rand-m9-mstd0.5-inc1".parse().ok(),
+            rand_augment: Some("rand-m9-mstd0.5-inc1".into()),
             ..Augmentation::default()
         };
         let drawn = draw(&augmentation);
@@ -154,7 +155,7 @@ mod tests {
     fn strengths_are_those_of_timm() {
         let strengths = |policy: &str| {
             let augmentation = Augmentation {
-                rand_augment: policy.parse().ok(),
+                rand_augment: Some(policy.into()),
                 ..Augmentation::default()
             };
             let mut found = BTreeMap::<String, Vec<String>>::new();
