@@ -49,7 +49,7 @@ def learning_rate(config: dict, start: float, end: float) -> float:
     warmup, least = schedule["warmupEpochs"], schedule["minLearningRate"]
     if start < warmup:
         return peak * min(end / warmup, 1.0)
-    if schedule["course"]["name"] == "constant":
+    if schedule["name"] == "constant":
         return peak
     done = min((start - warmup) / (training["epochs"] - warmup), 1.0)
     return least + (peak - least) * 0.5 * (1.0 + math.cos(math.pi * done))

@@ -30,7 +30,7 @@ FOLLOWED: dict[str, tuple] = {
     "training.learningRateScaling.rule": ("none",),
     "training.learningRateScaling.referenceBatchSize": ANY,
     "training.layerDecay": (1.0,),
-    "training.schedule.course.name": ("constant", "cosine"),
+    "training.schedule.name": ("constant", "cosine"),
     "training.schedule.warmupEpochs": ANY, "training.schedule.minLearningRate": ANY,
     "training.loss": ("crossEntropy",),
     "training.labelSmoothing": ANY,

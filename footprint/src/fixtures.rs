@@ -1,6 +1,6 @@
 //! A configuration for tests.
 
-use contract::{DataConfig, DataFormat, LossScale, ModelPreset, Precision, RunConfig};
+use contract::{DataConfig, DataFormat, ModelPreset, Precision, RunConfig};
 use serde_json::json;
 
 /// A preset with 1000 classes and `AdamW`, on `nodes` nodes with `ranks_per_node` ranks.
@@ -15,9 +15,9 @@ pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
             "optimizer": {
                 "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.05, "betas": [0.9, 0.999], "epsilon": 1e-8,
             },
-            "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
-            "schedule": {"course": {"name": "cosine"}, "warmupEpochs": 1.0, "minLearningRate": 0.0},
-            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false, "lossScale": LossScale::default(),
+            "learningRateScaling": {"rule": "none", "referenceBatchSize": 256},
+            "schedule": {"name": "cosine", "warmupEpochs": 1.0, "minLearningRate": 0.0},
+            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false,
         },
         "parallelism": {"bucketMegabytes": 25, "compressGradients": "none"},
         "nodes": nodes, "ranksPerNode": ranks_per_node, "device": "auto",

@@ -4,7 +4,9 @@
 //! by PyTorch's autograd in the trainer's `model/block.rs`. Its tests compare both with actual
 //! allocations.
 
-use contract::{ActivationCheckpointing, Device, OffloadTo, Optimizer, Parallelism, Precision, RunConfig};
+use contract::{
+    ActivationCheckpointing, Device, OffloadTo, OptimizerKind, Parallelism, Precision, RunConfig,
+};
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
 
@@ -47,9 +49,9 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     } else {
         (0, all)
     };
-    let moments = match training.optimizer {
-        Optimizer::Adamw { .. } | Optimizer::Lamb { .. } => 2.0,
-        Optimizer::Sgd { momentum, .. } => f64::from(u8::from(momentum > 0.0)),
+    let moments = match training.optimizer.kind() {
+        OptimizerKind::Adamw { .. } | OptimizerKind::Lamb { .. } => 2.0,
+        OptimizerKind::Sgd { momentum, .. } => f64::from(u8::from(momentum > 0.0)),
     };
     let averages = f64::from(u8::from(training.ema.is_some()));
     let is_offloaded = config.parallelism.offload.optimizer == OffloadTo::Cpu;

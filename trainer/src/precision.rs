@@ -15,7 +15,7 @@
 //! The norms' weights stay in 32 bits on the CPU, whose kernel keeps statistics in the weights'
 //! format. CUDA's keeps them in 32 bits, and needs one format for input and weights.
 
-use contract::{AttentionBackend, TrainingConfig};
+use contract::{AttentionBackend, Training};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Arithmetic, Error, autocast};
 
@@ -32,7 +32,7 @@ pub(crate) enum Precision {
 
 impl Precision {
     /// Returns the formats, and sets libtorch's global options: TF32 and attention kernels.
-    pub(crate) fn begin(training: &TrainingConfig) -> Result<Self, Error> {
+    pub(crate) fn begin(training: &Training) -> Result<Self, Error> {
         Arithmetic::set(
             training.tf32,
             training.attention_backend == AttentionBackend::Cudnn,

@@ -1,7 +1,7 @@
 //! The learning rate over a run, as a function of the position in epochs, not of the step count. It
 //! continues smoothly if a run is resumed with another global batch size.
 
-use contract::{Course, Schedule};
+use contract::{Schedule, ScheduleName};
 
 /// The position of a step, in epochs since the start of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,26 +15,23 @@ pub(crate) struct StepSpan {
 /// Learning rate of a step of a run of `epochs`: linear warm-up, then the schedule's course.
 /// Warm-up is read at the step's end, so that the first rate is not zero; the course at its start.
 pub(crate) fn learning_rate(schedule: &Schedule, peak: f64, epochs: u32, step: StepSpan) -> f64 {
-    let Schedule {
-        ref course,
-        warmup_epochs: warmup,
-        min_learning_rate: least,
-    } = *schedule;
+    let (warmup, least) = (schedule.warmup_epochs, schedule.min_learning_rate);
     if step.start < warmup {
         return peak * (step.end / warmup).min(1.0);
     }
     let since_warmup = step.start - warmup;
-    match *course {
-        Course::Constant => peak,
-        Course::Cosine => {
+    match schedule.name {
+        ScheduleName::Constant => peak,
+        ScheduleName::Cosine => {
             let length = (f64::from(epochs) - warmup).max(f64::EPSILON);
             let done = (since_warmup / length).min(1.0);
             least + (peak - least) * 0.5 * (1.0 + (std::f64::consts::PI * done).cos())
         }
-        Course::Step {
-            decay_epochs,
-            decay_rate,
-        } => (peak * decay_rate.powf((since_warmup / decay_epochs + ROUNDING).floor())).max(least),
+        ScheduleName::Step => {
+            let decay_epochs = schedule.decay_epochs.unwrap_or(f64::INFINITY);
+            let decays = (since_warmup / decay_epochs + ROUNDING).floor();
+            (peak * schedule.decay_rate().powf(decays)).max(least)
+        }
     }
 }
 
@@ -43,19 +40,12 @@ const ROUNDING: f64 = 1e-9;
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    fn rates<const N: usize>(
-        course: Course,
-        warmup_epochs: f64,
-        min_learning_rate: f64,
-        starts: [f64; N],
-    ) -> [f64; N] {
-        let schedule = Schedule {
-            course,
-            warmup_epochs,
-            min_learning_rate,
-        };
+    fn rates<const N: usize>(schedule: Value, starts: [f64; N]) -> [f64; N] {
+        let schedule = serde_json::from_value(schedule).expect("a schedule");
         starts.map(|start| {
             let step = StepSpan {
                 start,
@@ -74,36 +64,26 @@ mod tests {
     #[test]
     fn warm_up_rises_to_the_peak_and_the_cosine_falls_to_the_least() {
         let starts = [0.0, 1.0, 1.5, 2.0, 6.0, 10.0];
-        close(
-            &rates(Course::Cosine, 2.0, 0.0, starts),
-            &[0.5, 1.5, 2.0, 2.0, 1.0, 0.0],
-        );
-        close(
-            &rates(Course::Cosine, 2.0, 0.5, starts),
-            &[0.5, 1.5, 2.0, 2.0, 1.25, 0.5],
-        );
+        let to_zero = json!({"name": "cosine", "warmupEpochs": 2.0});
+        close(&rates(to_zero, starts), &[0.5, 1.5, 2.0, 2.0, 1.0, 0.0]);
+        let to_half = json!({"name": "cosine", "warmupEpochs": 2.0, "minLearningRate": 0.5});
+        close(&rates(to_half, starts), &[0.5, 1.5, 2.0, 2.0, 1.25, 0.5]);
     }
 
     #[test]
     fn constant_stays_at_the_peak() {
-        close(&rates(Course::Constant, 0.0, 0.0, [0.0, 4.0, 9.5]), &[2.0; 3]);
+        close(&rates(json!({"name": "constant"}), [0.0, 4.0, 9.5]), &[2.0; 3]);
     }
 
     #[test]
     fn steps_fall_every_so_many_epochs_after_the_warm_up_down_to_the_least() {
-        let course = Course::Step {
-            decay_epochs: 3.0,
-            decay_rate: 0.1,
-        };
+        let few = json!({"name": "step", "decayEpochs": 3.0, "warmupEpochs": 1.0, "minLearningRate": 0.05});
         close(
-            &rates(course, 1.0, 0.05, [0.0, 1.0, 3.5, 4.0, 6.9, 7.0, 10.0]),
+            &rates(few, [0.0, 1.0, 3.5, 4.0, 6.9, 7.0, 10.0]),
             &[1.0, 2.0, 2.0, 0.2, 0.2, 0.05, 0.05],
         );
-        let many = Course::Step {
-            decay_epochs: 0.1,
-            decay_rate: 0.5,
-        };
+        let many = json!({"name": "step", "decayEpochs": 0.1, "decayRate": 0.5});
         // 0.7 / 0.1 is a little less than 7 in floating point.
-        close(&rates(many, 0.0, 0.0, [0.7]), &[2.0 * 0.5_f64.powi(7)]);
+        close(&rates(many, [0.7]), &[2.0 * 0.5_f64.powi(7)]);
     }
 }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
-use super::{ModelConfig, TrainingConfig};
+use super::{ModelConfig, Training};
 use crate::schema::cel;
 
 /// Augmentation varies training images, in this order: crop, flip, colors, normalization, erasing,
@@ -176,7 +176,7 @@ const CROP_RULES: &[(&str, &str)] = &[(
 )];
 
 impl Augmentation {
-    pub(super) fn check(&self, model: &ModelConfig, training: &TrainingConfig, rules: &mut Rules) {
+    pub(super) fn check(&self, model: &ModelConfig, training: &Training, rules: &mut Rules) {
         for (field, value) in [
             ("data.augmentation.horizontalFlip", self.horizontal_flip),
             ("data.augmentation.mixupProbability", self.mixup_probability),

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
-use super::{Augmentation, Interpolation, ModelConfig, TrainingConfig};
+use super::{Augmentation, Interpolation, ModelConfig, Training};
 
 /// A data set, and the preprocessing of its images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -236,7 +236,7 @@ impl DataConfig {
         }
     }
 
-    pub(super) fn check(&self, model: &ModelConfig, training: &TrainingConfig, rules: &mut Rules) {
+    pub(super) fn check(&self, model: &ModelConfig, training: &Training, rules: &mut Rules) {
         self.check_format(model, rules);
         rules.share("data.fraction", self.fraction);
         rules.require(

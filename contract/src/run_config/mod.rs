@@ -48,7 +48,7 @@ pub struct RunConfig {
     /// The data set.
     pub data: DataConfig,
     /// Epochs, batches, optimizer.
-    pub training: TrainingConfig,
+    pub training: Training,
     /// How gradients are reduced.
     pub parallelism: Parallelism,
     /// Pods in the gang.
@@ -138,10 +138,9 @@ mod tests {
                 "optimizer": {
                     "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.05, "betas": [0.9, 0.999], "epsilon": 1e-8,
                 },
-                "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
-                "schedule": {"course": {"name": "cosine"}, "warmupEpochs": 1.0, "minLearningRate": 0.0},
+                "learningRateScaling": {"rule": "none", "referenceBatchSize": 256},
+                "schedule": {"name": "cosine", "warmupEpochs": 1.0, "minLearningRate": 0.0},
                 "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false,
-                "lossScale": LossScale::default(),
             },
             "parallelism": {"bucketMegabytes": 25, "compressGradients": "bf16"},
             "nodes": 2, "ranksPerNode": 2, "device": "auto",
@@ -208,9 +207,9 @@ training.learningRateScaling.referenceBatchSize = 0
   training.learningRateScaling.referenceBatchSize is 0: must be at least 1
 training.schedule.minLearningRate = 0.01
   training.schedule.minLearningRate is 0.01: must be between 0 and the learning rate at its peak (0.001)
-training.schedule.course = {"name": "step", "decayEpochs": 0.0, "decayRate": 0.1}
+training.schedule = {"name": "step", "decayEpochs": 0.0, "decayRate": 0.1}
   training.schedule.decayEpochs is 0: must be above 0
-training.schedule.course = {"name": "step", "decayEpochs": 1.0, "decayRate": 2.0}
+training.schedule = {"name": "step", "decayEpochs": 1.0, "decayRate": 2.0}
   training.schedule.decayRate is 2: must be above 0 and at most 1
 parallelism.zeroStage = 4
   parallelism.zeroStage is 4: must be between 0 and 3
@@ -260,13 +259,17 @@ training.masterWeights = true
 training.precision = "bf16"
 training.tf32 = true
   training.tf32 is true: needs training.precision fp32: bf16 and fp16 have fewer bits already
-training.lossScale.initialScalePower = 33
+training.precision = "fp16"
+training.lossScale = {"initialScalePower": 33}
   training.lossScale.initialScalePower is 33: must be at most 32
-training.lossScale.minLossScale = 65537
+training.precision = "fp16"
+training.lossScale = {"minLossScale": 65537}
   training.lossScale.minLossScale is 65537: must be between 1 and 2 to the power of training.lossScale.initialScalePower (16)
-training.lossScale.hysteresis = 0
+training.precision = "fp16"
+training.lossScale = {"hysteresis": 0}
   training.lossScale.hysteresis is 0: must be at least 1
-training.lossScale.lossScaleWindow = 0
+training.precision = "fp16"
+training.lossScale = {"lossScaleWindow": 0}
   training.lossScale.lossScaleWindow is 0: must be at least 1
 training.classWeights = {"values": [1.0, 2.0]}
   training.classWeights.values is a list of 2: must have one for each of model.numClasses (10)
@@ -327,10 +330,7 @@ data.pixelType = "float32"
         }
         // A value that JSON does not have.
         let mut config = config();
-        let Optimizer::Adamw { learning_rate, .. } = &mut config.training.optimizer else {
-            panic!("adamw")
-        };
-        *learning_rate = f64::NAN;
+        config.training.optimizer.learning_rate = f64::NAN;
         let expected = ["training.optimizer.learningRate is NaN: must be above 0"];
         assert_eq!(messages(&config), expected);
     }

@@ -4,45 +4,89 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
+use crate::schema::cel;
 
-/// The optimizer. Parameters are named as in PyTorch and timm.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(
-    tag = "name",
-    rename_all = "camelCase",
-    rename_all_fields = "camelCase",
-    deny_unknown_fields
-)]
-pub enum Optimizer {
-    /// AdamW (arXiv 1711.05101), as `torch.optim.AdamW`.
+/// Optimizer and its parameters, named as in PyTorch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(transform = cel(OPTIMIZER_RULES))]
+pub struct Optimizer {
+    /// name of the optimizer: adamw, sgd or lamb.
+    pub name: OptimizerName,
+    /// learningRate at its peak, before learningRateScaling.
+    #[schemars(range(min = 1e-9, max = 100.0))]
+    pub learning_rate: f64,
+    /// weightDecay, not applied to biases, norms, the class token and the position embedding. adamw
+    /// subtracts it from the weights, sgd adds it to the gradient, lamb to the step scaled by the
+    /// trust ratio.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub weight_decay: f64,
+    /// betas of adamw and lamb are the decay of the first and second moment; 0.9 and 0.999 by
+    /// default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(inner(range(min = 0.0, max = 0.999_999)))]
+    pub betas: Option<[f64; 2]>,
+    /// epsilon of adamw and lamb is added to the denominator; by default 1e-8 for adamw and 1e-6
+    /// for lamb.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-16, max = 1.0))]
+    pub epsilon: Option<f64>,
+    /// momentum of sgd is the share of the previous step that is repeated; 0.9 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 0.999_999))]
+    pub momentum: Option<f64>,
+    /// nesterov uses Nesterov momentum in sgd; false by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self {
+            name: OptimizerName::default(),
+            learning_rate: 1e-3,
+            weight_decay: 0.05,
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            nesterov: None,
+        }
+    }
+}
+
+/// Optimizers.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OptimizerName {
+    /// AdamW, arXiv 1711.05101.
+    #[default]
+    Adamw,
+    /// SGD with momentum.
+    Sgd,
+    /// LAMB, arXiv 1904.00962.
+    Lamb,
+}
+
+/// An optimizer with the parameters that it has besides learning rate and weight decay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerKind {
+    /// As `torch.optim.AdamW`.
     Adamw {
-        /// Peak learning rate.
-        learning_rate: f64,
-        /// Decoupled weight decay; not applied to biases and norms.
-        weight_decay: f64,
         /// Decay of the first and second moment.
         betas: [f64; 2],
         /// Added to the denominator.
         epsilon: f64,
     },
-    /// SGD with momentum, as `torch.optim.SGD`.
+    /// As `torch.optim.SGD`.
     Sgd {
-        /// Peak learning rate.
-        learning_rate: f64,
-        /// Added to the gradient in proportion to the weight; not applied to biases and norms.
-        weight_decay: f64,
         /// Share of the previous step that is repeated.
         momentum: f64,
         /// Whether to use Nesterov momentum.
         nesterov: bool,
     },
-    /// LAMB (arXiv 1904.00962), as timm's `Lamb` with its defaults: gradients are first scaled down
-    /// to a global norm of 1, and weights without decay use Adam's step without a trust ratio.
+    /// As timm's `Lamb` with its defaults: gradients are first scaled down to a global norm of 1,
+    /// and weights without decay use Adam's step without a trust ratio.
     Lamb {
-        /// Peak learning rate.
-        learning_rate: f64,
-        /// Part of the step that the trust ratio scales; not applied to biases and norms.
-        weight_decay: f64,
         /// Decay of the first and second moment.
         betas: [f64; 2],
         /// Added to the denominator.
@@ -51,50 +95,106 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Configured learning rate, before scaling with the batch.
-    pub fn learning_rate(&self) -> f64 {
-        match self {
-            Self::Adamw { learning_rate, .. }
-            | Self::Sgd { learning_rate, .. }
-            | Self::Lamb { learning_rate, .. } => *learning_rate,
+    /// The optimizer and its parameters, by default those of PyTorch and, for momentum and LAMB,
+    /// of timm.
+    pub fn kind(&self) -> OptimizerKind {
+        let betas = self.betas.unwrap_or([0.9, 0.999]);
+        match self.name {
+            OptimizerName::Adamw => OptimizerKind::Adamw {
+                betas,
+                epsilon: self.epsilon.unwrap_or(1e-8),
+            },
+            OptimizerName::Sgd => OptimizerKind::Sgd {
+                momentum: self.momentum.unwrap_or(0.9),
+                nesterov: self.nesterov.unwrap_or(false),
+            },
+            OptimizerName::Lamb => OptimizerKind::Lamb {
+                betas,
+                epsilon: self.epsilon.unwrap_or(1e-6),
+            },
         }
     }
 
-    /// Weight decay.
-    pub fn weight_decay(&self) -> f64 {
-        match self {
-            Self::Adamw { weight_decay, .. }
-            | Self::Sgd { weight_decay, .. }
-            | Self::Lamb { weight_decay, .. } => *weight_decay,
+    /// Sets all parameters that the optimizer has.
+    pub(super) fn fill_in(&mut self) {
+        match self.kind() {
+            OptimizerKind::Adamw { betas, epsilon } | OptimizerKind::Lamb { betas, epsilon } => {
+                (self.betas, self.epsilon) = (Some(betas), Some(epsilon));
+            }
+            OptimizerKind::Sgd { momentum, nesterov } => {
+                (self.momentum, self.nesterov) = (Some(momentum), Some(nesterov));
+            }
         }
     }
+}
 
+/// What the API server checks, and [`Optimizer::check`] elsewhere.
+const OPTIMIZER_RULES: &[(&str, &str)] = &[
+    (
+        "self.name == 'sgd' || !(has(self.momentum) || has(self.nesterov))",
+        "momentum and nesterov are parameters of sgd",
+    ),
+    (
+        "self.name != 'sgd' || !(has(self.betas) || has(self.epsilon))",
+        "betas and epsilon are parameters of adamw and lamb",
+    ),
+];
+
+impl Optimizer {
     pub(super) fn check(&self, rules: &mut Rules) {
-        rules.above_zero("training.optimizer.learningRate", self.learning_rate());
+        rules.above_zero("training.optimizer.learningRate", self.learning_rate);
         rules.require(
-            self.weight_decay().is_finite() && self.weight_decay() >= 0.0,
+            self.weight_decay.is_finite() && self.weight_decay >= 0.0,
             "training.optimizer.weightDecay",
-            self.weight_decay(),
+            self.weight_decay,
             "must be at least 0",
         );
-        match self {
-            Self::Adamw { betas, epsilon, .. } | Self::Lamb { betas, epsilon, .. } => {
-                rules.above_zero("training.optimizer.epsilon", *epsilon);
+        let is_sgd = self.name == OptimizerName::Sgd;
+        for (field, is_wrong, owners) in [
+            (
+                "training.optimizer.betas",
+                is_sgd && self.betas.is_some(),
+                "adamw and lamb",
+            ),
+            (
+                "training.optimizer.epsilon",
+                is_sgd && self.epsilon.is_some(),
+                "adamw and lamb",
+            ),
+            (
+                "training.optimizer.momentum",
+                !is_sgd && self.momentum.is_some(),
+                "sgd",
+            ),
+            (
+                "training.optimizer.nesterov",
+                !is_sgd && self.nesterov.is_some(),
+                "sgd",
+            ),
+        ] {
+            rules.require(
+                !is_wrong,
+                field,
+                "given",
+                format!("is a parameter of {owners} only"),
+            );
+        }
+        match self.kind() {
+            OptimizerKind::Adamw { betas, epsilon } | OptimizerKind::Lamb { betas, epsilon } => {
+                rules.above_zero("training.optimizer.epsilon", epsilon);
                 for beta in betas {
                     rules.require(
-                        (0.0..1.0).contains(beta),
+                        (0.0..1.0).contains(&beta),
                         "training.optimizer.betas",
                         beta,
                         "each must be at least 0 and below 1",
                     );
                 }
             }
-            Self::Sgd {
-                momentum, nesterov, ..
-            } => {
-                rules.below_one("training.optimizer.momentum", *momentum);
+            OptimizerKind::Sgd { momentum, nesterov } => {
+                rules.below_one("training.optimizer.momentum", momentum);
                 rules.require(
-                    !nesterov || *momentum > 0.0,
+                    !nesterov || momentum > 0.0,
                     "training.optimizer.nesterov",
                     nesterov,
                     "needs training.optimizer.momentum above 0",
@@ -159,38 +259,59 @@ impl LearningRateScaling {
 }
 
 /// Schedule of the learning rate.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(transform = cel(SCHEDULE_RULES))]
 pub struct Schedule {
-    /// Its course after warmup.
-    pub course: Course,
-    /// Epochs of linear warmup from zero.
+    /// name: constant, cosine (down to minLearningRate at the end), or step.
+    pub name: ScheduleName,
+    /// warmupEpochs is the number of epochs, or a fraction, of linear warmup from zero.
+    #[schemars(range(min = 0.0, max = 100_000.0))]
     pub warmup_epochs: f64,
-    /// Minimum learning rate after warmup.
+    /// minLearningRate is the minimum learning rate after warmup.
+    #[schemars(range(min = 0.0, max = 10.0))]
     pub min_learning_rate: f64,
+    /// decayEpochs of the schedule step is the number of epochs between two decays after warmup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-3, max = 100_000.0))]
+    pub decay_epochs: Option<f64>,
+    /// decayRate of the schedule step is the factor of a decay; 0.1 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub decay_rate: Option<f64>,
 }
 
-/// Course of the learning rate after warmup.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(
-    tag = "name",
-    rename_all = "camelCase",
-    rename_all_fields = "camelCase",
-    deny_unknown_fields
-)]
-pub enum Course {
-    /// Stays at its peak.
+/// Shapes of a schedule.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ScheduleName {
+    /// Stays at its peak after warmup.
     Constant,
-    /// Decreases to the minimum learning rate along half a cosine (arXiv 1608.03983).
+    /// Decreases to the minimum learning rate along half a cosine after warmup.
+    #[default]
     Cosine,
     /// Is multiplied by a factor at regular intervals.
-    Step {
-        /// Epochs between two decays.
-        decay_epochs: f64,
-        /// The factor.
-        decay_rate: f64,
-    },
+    Step,
 }
+
+impl Schedule {
+    /// The factor of a decay of [`ScheduleName::Step`]: given, or that of timm and PyTorch.
+    pub fn decay_rate(&self) -> f64 {
+        self.decay_rate.unwrap_or(0.1)
+    }
+}
+
+/// What the API server checks, and [`Schedule::check`] elsewhere.
+const SCHEDULE_RULES: &[(&str, &str)] = &[
+    (
+        "(self.name == 'step') == has(self.decayEpochs)",
+        "the schedule step needs decayEpochs; other schedules do not have it",
+    ),
+    (
+        "self.name == 'step' || !has(self.decayRate)",
+        "decayRate is a parameter of the schedule step",
+    ),
+];
 
 impl Schedule {
     pub(super) fn check(&self, epochs: u32, peak: f64, rules: &mut Rules) {
@@ -206,13 +327,23 @@ impl Schedule {
             self.min_learning_rate,
             format!("must be between 0 and the learning rate at its peak ({peak})"),
         );
-        if let Course::Step {
-            decay_epochs,
-            decay_rate,
-        } = self.course
-        {
-            rules.above_zero("training.schedule.decayEpochs", decay_epochs);
-            rules.share("training.schedule.decayRate", decay_rate);
+        let is_step = self.name == ScheduleName::Step;
+        rules.require(
+            !is_step || self.decay_epochs.is_some(),
+            "training.schedule.decayEpochs",
+            "missing",
+            "the schedule step needs the number of epochs between two decays",
+        );
+        for (field, given) in [
+            ("training.schedule.decayEpochs", self.decay_epochs),
+            ("training.schedule.decayRate", self.decay_rate),
+        ] {
+            let Some(value) = given else { continue };
+            rules.require(is_step, field, value, "is a parameter of the schedule step only");
         }
+        if let Some(decay_epochs) = self.decay_epochs {
+            rules.above_zero("training.schedule.decayEpochs", decay_epochs);
+        }
+        rules.share("training.schedule.decayRate", self.decay_rate());
     }
 }

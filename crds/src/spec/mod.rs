@@ -8,7 +8,6 @@ mod job;
 mod model;
 mod placement;
 pub mod reserved;
-mod training;
 mod volume;
 mod workers;
 
@@ -23,10 +22,10 @@ use kube::core::{Message, Rule};
 
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
-    ActivationCheckpointing, AttentionBackend, Augmentation, Balance, ClassOrder, DataFormat, Device, Ema,
-    GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure, Normalization,
-    Offload, OffloadTo, Parallelism, PixelType, Pooling, Precision, RandomCrop, RandomResizedCrop,
-    ScalingRule, Strategy,
+    ActivationCheckpointing, AttentionBackend, Augmentation, Balance, ClassOrder, ClassWeights, DataFormat,
+    Device, Ema, GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure,
+    Normalization, Offload, OffloadTo, Optimizer, OptimizerName, Parallelism, PixelType, Pooling, Precision,
+    RandomCrop, RandomResizedCrop, ScalingRule, Schedule, ScheduleName, Strategy, Training,
 };
 pub use data::{Cache, Data, Origin};
 pub use elastic::Elastic;
@@ -36,7 +35,6 @@ pub use job::{
 };
 pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
-pub use training::{ClassWeights, Optimizer, OptimizerName, Schedule, ScheduleName, Training};
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
 pub use workers::{DEFAULT_GPU_RESOURCE, ImagePullPolicy, ImagePullSecret, Workers};
 

@@ -5,7 +5,6 @@ mod bounds;
 mod data;
 mod elastic;
 mod model;
-mod training;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -239,7 +238,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         version: contract::Release::current(),
         model,
         data: data::data(&spec.data, &mut errors),
-        training: training::training(&spec.training, &mut errors),
+        training: spec.training.clone(),
         parallelism: spec.parallelism.clone(),
         nodes: count(spec.workers.nodes),
         ranks_per_node: count(spec.workers.gpus_per_node),
@@ -258,6 +257,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         measure: spec.measure,
         job: name,
     };
+    run_config.training.fill_in();
     // With a placeholder for an invalid number, rules across fields are meaningless.
     let mut sizes = vec![];
     if numbers_are_sound {
@@ -506,14 +506,7 @@ spec:
             (config.checkpoint.every_steps, config.checkpoint.every_seconds),
             (None, None)
         );
-        assert_eq!(
-            config.training.schedule,
-            contract::Schedule {
-                course: contract::Course::Cosine,
-                warmup_epochs: 0.0,
-                min_learning_rate: 0.0
-            }
-        );
+        assert_eq!(config.training.schedule, contract::Schedule::default());
         assert_eq!(
             (config.job.namespace.as_str(), config.world_size()),
             ("research", 2)
@@ -689,7 +682,6 @@ spec:
     fn all_errors_are_reported_at_once() {
         let message = errors(|job| {
             job.spec.workers.nodes = -1;
-            job.spec.training.optimizer.betas = Some(vec![0.9]);
             job.spec.checkpoint.volume = Some(Volume {
                 persistent_volume_claim: None,
                 host_path: None,
@@ -697,12 +689,7 @@ spec:
             });
             job.spec.data.volume = None;
         });
-        for part in [
-            "spec.workers.nodes",
-            "spec.training.optimizer.betas",
-            "spec.checkpoint.volume",
-            "spec.data.volume",
-        ] {
+        for part in ["spec.workers.nodes", "spec.checkpoint.volume", "spec.data.volume"] {
             assert!(message.contains(part), "{part} is not in: {message}");
         }
     }

@@ -42,18 +42,22 @@ impl Job {
             ));
         }
         let repetitions = study.measure.repetitions;
-        if spec.training.seed.checked_add(repetitions.into()).is_none() {
+        let seed = i64::try_from(spec.training.seed).ok();
+        if seed
+            .and_then(|seed| seed.checked_add(repetitions.into()))
+            .is_none()
+        {
             return Err(format!(
                 "training.seed is {}: leaves no room for {repetitions} repetitions, each with its own seed",
                 spec.training.seed
             ));
         }
-        spec.training.epochs = study.measure.epochs;
+        spec.training.epochs = count(study.measure.epochs);
         if let Some(accumulation) = choice.accumulation {
-            spec.training.gradient_accumulation_steps = accumulation;
+            spec.training.gradient_accumulation_steps = count(accumulation);
         }
         if let Some(images) = choice.micro_batch_size {
-            spec.training.micro_batch_size = images;
+            spec.training.micro_batch_size = count(images);
         }
         if let Some(ranks) = choice.ranks {
             on_ranks(&mut spec, sweep, ranks)?;
@@ -117,7 +121,7 @@ fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<
             ));
         }
         spec.training.micro_batch_size =
-            i32::try_from(images / i64::from(ranks)).map_err(|error| error.to_string())?;
+            u32::try_from(images / i64::from(ranks)).map_err(|error| error.to_string())?;
     }
     if let Some(fraction) = sweep.fraction_per_rank {
         let fraction = fraction * f64::from(ranks);

@@ -248,7 +248,7 @@ impl Run {
     /// The job of a repetition, counted from 0. Each has its own seed.
     pub fn job(&self, repetition: u32) -> ViTTrainingJobSpec {
         let mut spec = self.spec.clone();
-        spec.training.seed += i64::from(repetition);
+        spec.training.seed += u64::from(repetition);
         spec
     }
 
@@ -436,7 +436,7 @@ mod tests {
         .expect("a plan");
         let runs: Vec<usize> = plan.points.iter().map(|point| point.run).collect();
         assert_eq!(runs, [0, 1, 2, 1]);
-        let seeds: Vec<i64> = (0..3)
+        let seeds: Vec<u64> = (0..3)
             .map(|repetition| plan.runs[0].job(repetition).training.seed)
             .collect();
         assert_eq!(seeds, [0, 1, 2]);

@@ -230,8 +230,10 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
     })?;
     let class_weights = match &config.training.class_weights {
         None => None,
-        Some(ClassWeights::Values(values)) => Some(values.iter().map(|value| *value as f32).collect()),
-        Some(ClassWeights::Balanced) => {
+        Some(ClassWeights {
+            values: Some(values), ..
+        }) => Some(values.iter().map(|value| *value as f32).collect()),
+        Some(_) => {
             let counts = with_retries(config, || {
                 let classes = Classes::of(&config.model, config.training.loss);
                 count_classes(&train, classes, threads)

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use contract::TrainingConfig;
+use contract::Training;
 use tch::Tensor;
 use torch_ext::optim::Sizes;
 
@@ -86,7 +86,8 @@ impl Group {
 }
 
 /// Groups the parameters by weight decay alone or, with layer decay, by layer and weight decay.
-pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<Members> {
+pub(super) fn split(training: &Training, parameters: &Parameters) -> Vec<Members> {
+    let layer_decay = training.layer_decay.unwrap_or(1.0);
     let names: Vec<&str> = parameters
         .iter()
         .map(|parameter| parameter.name.as_str())
@@ -94,7 +95,7 @@ pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<M
     let layers = Layers::from_names(&names);
     let mut groups: BTreeMap<(u32, bool), Members> = BTreeMap::new();
     for (index, parameter) in parameters.iter().enumerate() {
-        let layer = if training.layer_decay < 1.0 {
+        let layer = if layer_decay < 1.0 {
             layers.id(&parameter.name)
         } else {
             layers.last
@@ -103,11 +104,11 @@ pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<M
             .entry((layer, parameter.decays))
             .or_insert_with(|| Members {
                 weight_decay: if parameter.decays {
-                    training.optimizer.weight_decay()
+                    training.optimizer.weight_decay
                 } else {
                     0.0
                 },
-                learning_rate_scale: training.layer_decay.powf(f64::from(layers.last - layer)),
+                learning_rate_scale: layer_decay.powf(f64::from(layers.last - layer)),
                 names: Vec::new(),
                 indices: Vec::new(),
             });

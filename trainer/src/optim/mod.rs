@@ -12,7 +12,7 @@ mod gate;
 mod groups;
 mod strategy;
 
-use contract::TrainingConfig;
+use contract::Training;
 use tch::Tensor;
 use torch_ext::optim::{Gate, copy};
 use torch_ext::{Error, ProcessGroup};
@@ -36,11 +36,11 @@ pub(crate) struct Optimizer {
 
 impl Optimizer {
     pub(crate) fn new(
-        training: &TrainingConfig,
+        training: &Training,
         parameters: &Parameters,
         weights: &TrainedWeights,
     ) -> Result<Self, TrainError> {
-        let strategy = Strategy::new(&training.optimizer);
+        let strategy = Strategy(training.optimizer.kind());
         let groups = groups::split(training, parameters)
             .into_iter()
             .map(|members| Group::new(members, weights, strategy.state_names()))

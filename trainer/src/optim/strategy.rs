@@ -1,6 +1,6 @@
 //! Update rules of the optimizers.
 
-use contract::Optimizer as Settings;
+use contract::OptimizerKind;
 use tch::Tensor;
 use torch_ext::optim::{AdamNumbers, Gate, SgdNumbers, fused_adamw, fused_sgd, lamb};
 use torch_ext::{Error, ProcessGroup};
@@ -10,37 +10,23 @@ use super::groups::Group;
 /// LAMB's `max_grad_norm` in timm.
 const LAMB_GRADIENT_NORM: f64 = 1.0;
 
-/// An optimizer's rule and its parameters.
+/// An optimizer and its parameters.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Strategy {
-    Adamw { betas: [f64; 2], epsilon: f64 },
-    Sgd { momentum: f64, nesterov: bool },
-    Lamb { betas: [f64; 2], epsilon: f64 },
-}
+pub(super) struct Strategy(pub(super) OptimizerKind);
 
 impl Strategy {
-    pub(super) fn new(settings: &Settings) -> Self {
-        match *settings {
-            Settings::Adamw { betas, epsilon, .. } => Self::Adamw { betas, epsilon },
-            Settings::Sgd {
-                momentum, nesterov, ..
-            } => Self::Sgd { momentum, nesterov },
-            Settings::Lamb { betas, epsilon, .. } => Self::Lamb { betas, epsilon },
-        }
-    }
-
     /// PyTorch's names of the kinds of state.
     pub(super) fn state_names(&self) -> &'static [&'static str] {
-        match self {
-            Self::Adamw { .. } | Self::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
-            Self::Sgd { momentum, .. } if *momentum > 0.0 => &["momentum_buffer"],
-            Self::Sgd { .. } => &[],
+        match self.0 {
+            OptimizerKind::Adamw { .. } | OptimizerKind::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
+            OptimizerKind::Sgd { momentum, .. } if momentum > 0.0 => &["momentum_buffer"],
+            OptimizerKind::Sgd { .. } => &[],
         }
     }
 
     /// The global norm to which gradients are scaled down before the step.
     pub(super) fn gradient_norm_limit(&self) -> Option<f64> {
-        matches!(self, Self::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
+        matches!(self.0, OptimizerKind::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
     }
 
     /// Updates a group's weights and state if the `gate` is open; `update` is a float scalar, 1 for
@@ -63,12 +49,12 @@ impl Strategy {
             weight_decay,
             epsilon,
         };
-        match *self {
-            Self::Adamw { betas, epsilon } => {
+        match self.0 {
+            OptimizerKind::Adamw { betas, epsilon } => {
                 let numbers = adam(betas, epsilon);
                 fused_adamw(weights, &gradients, moments(group), update, gate, numbers)
             }
-            Self::Sgd { momentum, nesterov } => {
+            OptimizerKind::Sgd { momentum, nesterov } => {
                 let buffers = group.state.first().map_or(&[][..], Vec::as_slice);
                 let numbers = SgdNumbers {
                     learning_rate,
@@ -78,7 +64,7 @@ impl Strategy {
                 };
                 fused_sgd(weights, &gradients, buffers, gate, numbers)
             }
-            Self::Lamb { betas, epsilon } => {
+            OptimizerKind::Lamb { betas, epsilon } => {
                 let numbers = adam(betas, epsilon);
                 let (moments, sizes) = (moments(group), (&group.sizes, ranks));
                 lamb(weights, &gradients, moments, sizes, update, gate, numbers)

@@ -1,8 +1,9 @@
 //! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the
 //! goldens from the same weights and images, by the same formula.
 
-use contract::{Ema, OffloadTo, Optimizer as Settings, Pooling, TrainingConfig};
+use contract::{Ema, OffloadTo, Optimizer as Settings, Pooling, Training};
 use serde::Deserialize;
+use serde_json::json;
 use tch::{Device, Kind, Reduction, Tensor};
 use torch_ext::Error;
 use torch_ext::memory::Meter;
@@ -34,36 +35,25 @@ fn goldens() -> Vec<Golden> {
 }
 
 fn settings(name: &str) -> Settings {
-    let sgd = |momentum, nesterov| Settings::Sgd {
+    let json = match name {
+        "adamw" => json!({"name": "adamw", "betas": [0.9, 0.95]}),
+        "sgd" => json!({"name": "sgd"}),
+        "sgdNesterov" => json!({"name": "sgd", "nesterov": true}),
+        "sgdPlain" => json!({"name": "sgd", "momentum": 0.0}),
+        "lamb" => json!({"name": "lamb"}),
+        other => panic!("no optimizer {other}"),
+    };
+    Settings {
         learning_rate: LEARNING_RATE,
         weight_decay: WEIGHT_DECAY,
-        momentum,
-        nesterov,
-    };
-    match name {
-        "adamw" => Settings::Adamw {
-            learning_rate: LEARNING_RATE,
-            weight_decay: WEIGHT_DECAY,
-            betas: [0.9, 0.95],
-            epsilon: 1e-8,
-        },
-        "sgd" => sgd(0.9, false),
-        "sgdNesterov" => sgd(0.9, true),
-        "sgdPlain" => sgd(0.0, false),
-        "lamb" => Settings::Lamb {
-            learning_rate: LEARNING_RATE,
-            weight_decay: WEIGHT_DECAY,
-            betas: [0.9, 0.999],
-            epsilon: 1e-6,
-        },
-        other => panic!("no optimizer {other}"),
+        ..serde_json::from_value(json).expect("an optimizer")
     }
 }
 
-fn training(optimizer: Settings, layer_decay: f64) -> TrainingConfig {
-    TrainingConfig {
+fn training(optimizer: Settings, layer_decay: f64) -> Training {
+    Training {
         optimizer,
-        layer_decay,
+        layer_decay: Some(layer_decay),
         ..config("{format: synthetic, syntheticImages: 8}").training
     }
 }

@@ -215,7 +215,7 @@ fn with_loss_scale(position: Position, config: &RunConfig) -> Position {
     let loss_scale = match config.training.precision {
         Precision::Fp16 => position
             .loss_scale
-            .or_else(|| Some(LossScale::new(&config.training.loss_scale))),
+            .or_else(|| Some(LossScale::new(&config.training.loss_scale.unwrap_or_default()))),
         Precision::Fp32 | Precision::Bf16 => None,
     };
     Position {

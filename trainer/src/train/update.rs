@@ -107,7 +107,10 @@ impl Trainer {
         let result = Tensor::stack(&[&norm, &is_finite.to_kind(Kind::Float), count], 0).to_kind(Kind::Double);
         let mut numbers = vec![result];
         if let Some(scale) = loss_scale {
-            scale.update(&is_finite.logical_not(), &self.config.training.loss_scale);
+            scale.update(
+                &is_finite.logical_not(),
+                &self.config.training.loss_scale.unwrap_or_default(),
+            );
             numbers.push(scale.numbers());
         }
         numbers.push(sums.to_device(norm.device()));

@@ -204,7 +204,7 @@ fn set_fills_in_what_is_automatic() {
             training.optimizer.betas,
             training.optimizer.weight_decay
         ),
-        (3e-4, Some(vec![0.9, 0.95]), 0.0)
+        (3e-4, Some([0.9, 0.95]), 0.0)
     );
     assert!(errors(text, &["--set", "lr"]).contains("must be KEY=VALUE"));
 }

@@ -124,9 +124,8 @@ pub(super) async fn rehearse(config: &RunConfig, scratch: &Scratch, report: &mut
     };
     config.training.epochs = 1;
     config.training.schedule = contract::Schedule {
-        course: contract::Course::Constant,
-        warmup_epochs: 0.0,
-        min_learning_rate: 0.0,
+        name: contract::ScheduleName::Constant,
+        ..contract::Schedule::default()
     };
     config.checkpoint.path.clone_from(&scratch.path);
     let start = Instant::now();
