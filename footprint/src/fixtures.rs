@@ -21,7 +21,7 @@ pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
         },
         "parallelism": {"bucketMegabytes": 25, "compressGradients": "none"},
         "nodes": nodes, "ranksPerNode": ranks_per_node, "device": "auto",
-        "checkpoint": {"path": "/checkpoints", "keep": 2, "everySteps": 500, "resume": "auto"},
+        "checkpoint": {"path": "/checkpoints", "keep": 2, "everySteps": 500, "resume": "Auto"},
     });
     serde_json::from_value(config).expect("a configuration")
 }

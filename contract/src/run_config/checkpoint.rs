@@ -62,10 +62,10 @@ impl CheckpointWriters {
 }
 
 /// Whether a run continues from an existing checkpoint.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Resume {
     /// Continue from the newest complete one, if any.
+    #[default]
     Auto,
     /// Start from the first step, and fail with [`ExitCode::BadConfig`](crate::ExitCode::BadConfig)
     /// if another run's checkpoint exists. Later attempts of the same job (by uid) continue.

@@ -144,7 +144,7 @@ mod tests {
             },
             "parallelism": {"bucketMegabytes": 25, "compressGradients": "bf16"},
             "nodes": 2, "ranksPerNode": 2, "device": "auto",
-            "checkpoint": {"path": "/checkpoints", "keep": 2, "everySteps": 500, "resume": "auto"},
+            "checkpoint": {"path": "/checkpoints", "keep": 2, "everySteps": 500, "resume": "Auto"},
         });
         serde_json::from_value(config).expect("a configuration")
     }

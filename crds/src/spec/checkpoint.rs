@@ -1,4 +1,4 @@
-use contract::CheckpointWriters;
+use contract::{CheckpointWriters, Resume};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,14 +53,4 @@ fn default_path() -> String {
 
 fn default_keep() -> i32 {
     3
-}
-
-/// Whether a run continues from an existing checkpoint.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub enum Resume {
-    /// Continue from the newest one, if any.
-    #[default]
-    Auto,
-    /// Start from the first step.
-    Never,
 }

@@ -20,7 +20,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 use kube::core::{Message, Rule};
 
-pub use checkpoint::{Checkpoint, Resume};
+pub use checkpoint::Checkpoint;
 pub use contract::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, ClassOrder, ClassWeights, DataFormat,
     Device, Ema, GradientCompression, Interpolation, LearningRateScaling, Loss, LossScale, Measure,

@@ -248,10 +248,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             keep: count(spec.checkpoint.keep),
             every_steps: spec.checkpoint.every_steps.map(count),
             every_seconds: spec.checkpoint.every_seconds.map(count),
-            resume: match spec.checkpoint.resume {
-                spec::Resume::Auto => contract::Resume::Auto,
-                spec::Resume::Never => contract::Resume::Never,
-            },
+            resume: spec.checkpoint.resume,
             writers: writers(&spec.checkpoint, &mut errors),
         },
         measure: spec.measure,

@@ -188,7 +188,7 @@ fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
 fn never_resuming_continues_the_same_job_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1);
-    config["checkpoint"]["resume"] = json!("never");
+    config["checkpoint"]["resume"] = json!("Never");
     config["job"]["uid"] = json!("6f0c2b9e");
     let (code, _) = Agent::start(folder.path(), &config).finish();
     assert_eq!(code, Some(0));
@@ -200,7 +200,7 @@ fn never_resuming_continues_the_same_job_alone() {
     other["job"]["uid"] = json!("another");
     let mut elsewhere = config;
     elsewhere["job"]["namespace"] = json!("production");
-    elsewhere["checkpoint"]["resume"] = json!("auto");
+    elsewhere["checkpoint"]["resume"] = json!("Auto");
     for (config, named) in [
         (other, "checkpoint.resume is Never, but"),
         (elsewhere, "this is a job of namespace production"),
