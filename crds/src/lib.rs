@@ -38,4 +38,4 @@ pub mod validate;
 pub use spec::{ViTTrainingJob, ViTTrainingJobSpec};
 pub use status::{Phase, ViTTrainingJobStatus};
 pub use study::ViTScalingStudy;
-pub use validate::{InvalidJob, ValidatedJob, validate};
+pub use validate::{InvalidJob, ValidatedJob, out_of_bounds, validate};

@@ -25,7 +25,17 @@ fn parse_run_config(path: &Path) -> Result<RunConfig, TrainError> {
         .map_err(|error| TrainError::Config(format!("failed to read the run configuration: {error}")))?;
     let config = of_any_release(&text, Release::current())
         .map_err(|error| TrainError::Config(format!("{}: {error}", path.display())))?;
-    match config.errors().as_slice() {
+    checked(config)
+}
+
+/// The configuration, if it breaks no rule.
+pub(crate) fn checked(config: RunConfig) -> Result<RunConfig, TrainError> {
+    let mut errors = crds::out_of_bounds(&config);
+    // Rules between fields need sound numbers.
+    if errors.is_empty() {
+        errors = config.errors();
+    }
+    match errors.as_slice() {
         [] => Ok(config),
         errors => Err(TrainError::from_rules(errors)),
     }
@@ -92,6 +102,14 @@ mod tests {
         fs_err::write(file.path(), r#"{"job": 3}"#).expect("writes");
         let wrong = parse_run_config(file.path()).expect_err("refused").to_string();
         assert!(wrong.contains("invalid run configuration"), "{wrong}");
+        let written = include_str!("../../contract/src/run_config/goldens/run-0.1.json");
+        let changed = written.replacen(r#""microBatchSize": 16"#, r#""microBatchSize": 0"#, 1);
+        fs_err::write(file.path(), changed).expect("writes");
+        let wrong = parse_run_config(file.path()).expect_err("refused").to_string();
+        assert!(
+            wrong.contains("training.microBatchSize is 0: must be at least 1"),
+            "{wrong}"
+        );
     }
 
     #[test]

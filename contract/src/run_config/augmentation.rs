@@ -177,45 +177,17 @@ const CROP_RULES: &[(&str, &str)] = &[(
 
 impl Augmentation {
     pub(super) fn check(&self, model: &ModelConfig, training: &Training, rules: &mut Rules) {
-        for (field, value) in [
-            ("data.augmentation.horizontalFlip", self.horizontal_flip),
-            ("data.augmentation.mixupProbability", self.mixup_probability),
-            (
-                "data.augmentation.mixupSwitchProbability",
-                self.mixup_switch_probability,
-            ),
-            ("data.augmentation.randomErasing", self.random_erasing),
-            ("data.augmentation.colorJitter", self.color_jitter),
-        ] {
-            rules.require(
-                (0.0..=1.0).contains(&value),
-                field,
-                value,
-                "must be between 0 and 1",
-            );
-        }
-        for (field, value) in [
-            ("data.augmentation.mixup", self.mixup),
-            ("data.augmentation.cutmix", self.cutmix),
-        ] {
-            rules.require(
-                (0.0..=100.0).contains(&value),
-                field,
-                value,
-                "must be between 0 and 100",
-            );
-        }
         if let Some(crop) = &self.random_resized_crop {
             let [least, largest] = crop.scale;
             rules.require(
-                0.0 < least && least <= largest && largest <= 1.0,
+                least <= largest,
                 "data.augmentation.randomResizedCrop.scale",
                 format_args!("{least}, {largest}"),
                 "must be two shares above 0 and at most 1, the smaller one first",
             );
             let [least, largest] = crop.ratio;
             rules.require(
-                0.0 < least && least <= largest && largest.is_finite(),
+                least <= largest,
                 "data.augmentation.randomResizedCrop.ratio",
                 format_args!("{least}, {largest}"),
                 "must be two numbers above 0, the smaller one first",
@@ -249,10 +221,6 @@ impl Augmentation {
             "training.microBatchSize",
             training.micro_batch_size,
             "must be even for mixup and cutmix, which mix pairs of images",
-        );
-        rules.positive(
-            "data.augmentation.repeatedAugmentation",
-            self.repeated_augmentation,
         );
     }
 }

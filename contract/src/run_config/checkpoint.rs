@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::Rules;
-
 /// Location and schedule of checkpoints.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -70,18 +68,4 @@ pub enum Resume {
     /// Start from the first step, and fail with [`ExitCode::BadConfig`](crate::ExitCode::BadConfig)
     /// if another run's checkpoint exists. Later attempts of the same job (by uid) continue.
     Never,
-}
-
-impl CheckpointConfig {
-    pub(super) fn check(&self, rules: &mut Rules) {
-        rules.positive("checkpoint.keep", self.keep);
-        for (field, interval) in [
-            ("checkpoint.everySteps", self.every_steps),
-            ("checkpoint.everySeconds", self.every_seconds),
-        ] {
-            if let Some(interval) = interval {
-                rules.positive(field, interval);
-            }
-        }
-    }
 }

@@ -238,15 +238,6 @@ impl DataConfig {
 
     pub(super) fn check(&self, model: &ModelConfig, training: &Training, rules: &mut Rules) {
         self.check_format(model, rules);
-        rules.share("data.fraction", self.fraction);
-        rules.require(
-            self.decode_threads != Some(0),
-            "data.decodeThreads",
-            0,
-            "must be at least 1",
-        );
-        rules.below_one("data.maxCorruptFraction", self.max_corrupt_fraction);
-        rules.share("data.cropFraction", self.crop_fraction);
         self.normalization.check(model.channels, rules);
         self.augmentation.check(model, training, rules);
     }
@@ -292,10 +283,9 @@ impl DataConfig {
             ),
             DataFormat::Numpy | DataFormat::Hdf5 => {}
             DataFormat::Synthetic => rules.require(
-                self.synthetic_images.is_some_and(|images| images > 0),
+                self.synthetic_images.is_some(),
                 "data.syntheticImages",
-                self.synthetic_images
-                    .map_or_else(|| "missing".to_owned(), |images| images.to_string()),
+                "missing",
                 "must be at least 1 for synthetic data",
             ),
         }
@@ -332,17 +322,6 @@ impl Normalization {
                 format_args!("a list of {}", values.len()),
                 format!("must have one value, or one for each of the {channels} channels (model.channels)"),
             );
-        }
-        for value in &self.mean {
-            rules.require(
-                value.is_finite(),
-                "data.normalization.mean",
-                value,
-                "must be finite",
-            );
-        }
-        for value in &self.std {
-            rules.above_zero("data.normalization.std", *value);
         }
     }
 }

@@ -7,9 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 
-/// More would outnumber the patches of a small image.
-const MOST_REGISTER_TOKENS: u32 = 64;
-
 /// A Vision Transformer. Lengths in pixels and in channels of the residual stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -76,19 +73,6 @@ impl std::fmt::Display for Pooling {
 
 impl ModelConfig {
     pub(super) fn check(&self, rules: &mut Rules) {
-        rules.positive("model.imageSize", self.image_size);
-        rules.positive("model.patchSize", self.patch_size);
-        rules.positive("model.hiddenSize", self.hidden_size);
-        rules.positive("model.depth", self.depth);
-        rules.positive("model.heads", self.heads);
-        rules.positive("model.mlpSize", self.mlp_size);
-        rules.positive("model.channels", self.channels);
-        rules.require(
-            self.num_classes >= 2,
-            "model.numClasses",
-            self.num_classes,
-            "must be at least 2",
-        );
         rules.divides(
             "model.patchSize",
             self.patch_size,
@@ -96,16 +80,6 @@ impl ModelConfig {
             self.image_size,
         );
         rules.divides("model.heads", self.heads, "model.hiddenSize", self.hidden_size);
-        rules.require(
-            self.register_tokens <= MOST_REGISTER_TOKENS,
-            "model.registerTokens",
-            self.register_tokens,
-            format!("must be at most {MOST_REGISTER_TOKENS}"),
-        );
-        if let Some(value) = self.layer_scale {
-            rules.above_zero("model.layerScale", value);
-        }
-        rules.below_one("model.dropPath", self.drop_path);
     }
 
     /// How the weights of `other` differ in number or shape, as text, field by field; `None` if
@@ -188,31 +162,6 @@ mod tests {
 
     fn model() -> ModelConfig {
         config().model
-    }
-
-    fn messages(change: impl FnOnce(&mut ModelConfig)) -> Vec<String> {
-        let mut model = model();
-        change(&mut model);
-        let mut rules = Rules::default();
-        model.check(&mut rules);
-        rules.0.iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn what_is_out_of_bounds_is_named() {
-        assert_eq!(messages(|_| {}), [] as [&str; 0]);
-        assert_eq!(
-            messages(|model| model.drop_path = 1.0),
-            ["model.dropPath is 1: must be at least 0 and below 1"]
-        );
-        assert_eq!(
-            messages(|model| model.layer_scale = Some(-0.1)),
-            ["model.layerScale is -0.1: must be above 0"]
-        );
-        assert_eq!(
-            messages(|model| model.register_tokens = 65),
-            ["model.registerTokens is 65: must be at most 64"]
-        );
     }
 
     #[test]

@@ -142,13 +142,6 @@ const OPTIMIZER_RULES: &[(&str, &str)] = &[
 
 impl Optimizer {
     pub(super) fn check(&self, rules: &mut Rules) {
-        rules.above_zero("training.optimizer.learningRate", self.learning_rate);
-        rules.require(
-            self.weight_decay.is_finite() && self.weight_decay >= 0.0,
-            "training.optimizer.weightDecay",
-            self.weight_decay,
-            "must be at least 0",
-        );
         let is_sgd = self.name == OptimizerName::Sgd;
         for (field, is_wrong, owners) in [
             (
@@ -179,27 +172,13 @@ impl Optimizer {
                 format!("is a parameter of {owners} only"),
             );
         }
-        match self.kind() {
-            OptimizerKind::Adamw { betas, epsilon } | OptimizerKind::Lamb { betas, epsilon } => {
-                rules.above_zero("training.optimizer.epsilon", epsilon);
-                for beta in betas {
-                    rules.require(
-                        (0.0..1.0).contains(&beta),
-                        "training.optimizer.betas",
-                        beta,
-                        "each must be at least 0 and below 1",
-                    );
-                }
-            }
-            OptimizerKind::Sgd { momentum, nesterov } => {
-                rules.below_one("training.optimizer.momentum", momentum);
-                rules.require(
-                    !nesterov || momentum > 0.0,
-                    "training.optimizer.nesterov",
-                    nesterov,
-                    "needs training.optimizer.momentum above 0",
-                );
-            }
+        if let OptimizerKind::Sgd { momentum, nesterov } = self.kind() {
+            rules.require(
+                !nesterov || momentum > 0.0,
+                "training.optimizer.nesterov",
+                nesterov,
+                "needs training.optimizer.momentum above 0",
+            );
         }
     }
 }
@@ -248,13 +227,6 @@ impl LearningRateScaling {
             ScalingRule::Linear => ratio,
             ScalingRule::Sqrt => ratio.sqrt(),
         }
-    }
-
-    pub(super) fn check(self, rules: &mut Rules) {
-        rules.positive(
-            "training.learningRateScaling.referenceBatchSize",
-            self.reference_batch_size,
-        );
     }
 }
 
@@ -316,13 +288,13 @@ const SCHEDULE_RULES: &[(&str, &str)] = &[
 impl Schedule {
     pub(super) fn check(&self, epochs: u32, peak: f64, rules: &mut Rules) {
         rules.require(
-            self.warmup_epochs >= 0.0 && self.warmup_epochs <= f64::from(epochs),
+            self.warmup_epochs <= f64::from(epochs),
             "training.schedule.warmupEpochs",
             self.warmup_epochs,
             format!("must be between 0 and training.epochs ({epochs})"),
         );
         rules.require(
-            self.min_learning_rate >= 0.0 && (self.min_learning_rate <= peak || !peak.is_finite()),
+            self.min_learning_rate <= peak,
             "training.schedule.minLearningRate",
             self.min_learning_rate,
             format!("must be between 0 and the learning rate at its peak ({peak})"),
@@ -341,9 +313,5 @@ impl Schedule {
             let Some(value) = given else { continue };
             rules.require(is_step, field, value, "is a parameter of the schedule step only");
         }
-        if let Some(decay_epochs) = self.decay_epochs {
-            rules.above_zero("training.schedule.decayEpochs", decay_epochs);
-        }
-        rules.share("training.schedule.decayRate", self.decay_rate());
     }
 }

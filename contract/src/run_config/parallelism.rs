@@ -183,13 +183,6 @@ const RULES: &[(&str, &str)] = &[
 impl Parallelism {
     /// Rules of this section and its relations to the model and the ranks.
     pub(super) fn check(&self, model: &ModelConfig, (nodes, ranks_per_node): (u32, u32), rules: &mut Rules) {
-        rules.positive("parallelism.bucketMegabytes", self.bucket_megabytes);
-        rules.require(
-            self.zero_stage <= LAST_ZERO_STAGE,
-            "parallelism.zeroStage",
-            self.zero_stage,
-            "must be between 0 and 3",
-        );
         let is_auto = self.strategy == Strategy::Auto;
         rules.require(
             !is_auto
@@ -240,8 +233,6 @@ impl Parallelism {
                 "needs several ranks: a single one computes with all weights",
             );
         }
-        rules.positive("parallelism.sequence", self.sequence);
-        rules.positive("parallelism.tensor", self.tensor);
         rules.divides("parallelism.tensor", self.tensor, "model.mlpSize", model.mlp_size);
         let replica = self.ranks_per_replica();
         let name = "parallelism.sequence x parallelism.tensor";

@@ -62,16 +62,7 @@ impl Default for LossScale {
 impl LossScale {
     pub(super) fn check(&self, rules: &mut Rules) {
         rules.require(
-            self.initial_scale_power <= 32,
-            "training.lossScale.initialScalePower",
-            self.initial_scale_power,
-            "must be at most 32",
-        );
-        rules.positive("training.lossScale.lossScaleWindow", self.loss_scale_window);
-        rules.positive("training.lossScale.hysteresis", self.hysteresis);
-        rules.require(
-            self.min_loss_scale >= 1
-                && u64::from(self.min_loss_scale) <= 1 << self.initial_scale_power.min(32),
+            u64::from(self.min_loss_scale) <= 1 << self.initial_scale_power.min(32),
             "training.lossScale.minLossScale",
             self.min_loss_scale,
             format!(
@@ -98,10 +89,4 @@ pub struct Ema {
 
 fn default_ema_decay() -> f64 {
     0.9999
-}
-
-impl Ema {
-    pub(super) fn check(&self, rules: &mut Rules) {
-        rules.below_one("training.ema.decay", self.decay);
-    }
 }

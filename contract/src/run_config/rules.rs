@@ -39,20 +39,6 @@ impl Rules {
         self.require(value > 0, field, value, "must be at least 1");
     }
 
-    pub(super) fn above_zero(&mut self, field: &'static str, value: f64) {
-        self.require(value.is_finite() && value > 0.0, field, value, "must be above 0");
-    }
-
-    pub(super) fn below_one(&mut self, field: &'static str, value: f64) {
-        let holds = (0.0..1.0).contains(&value);
-        self.require(holds, field, value, "must be at least 0 and below 1");
-    }
-
-    pub(super) fn share(&mut self, field: &'static str, value: f64) {
-        let holds = value > 0.0 && value <= 1.0;
-        self.require(holds, field, value, "must be above 0 and at most 1");
-    }
-
     pub(super) fn divides(&mut self, part: &'static str, divisor: u32, whole: &'static str, value: u32) {
         self.require(
             divisor == 0 || value.is_multiple_of(divisor),

@@ -211,25 +211,11 @@ const CLASS_WEIGHTS_RULES: &[(&str, &str)] = &[(
 
 impl Training {
     pub(super) fn check(&self, global_batch_size: u64, classes: u32, rules: &mut Rules) {
-        rules.positive("training.epochs", self.epochs);
-        rules.positive("training.microBatchSize", self.micro_batch_size);
-        rules.positive(
-            "training.gradientAccumulationSteps",
-            self.gradient_accumulation_steps,
-        );
-        rules.below_one("training.labelSmoothing", self.label_smoothing);
         if let Some(weights) = &self.class_weights {
             weights.check(classes, rules);
         }
-        if let Some(norm) = self.clip_grad_norm {
-            rules.above_zero("training.clipGradNorm", norm);
-        }
         self.optimizer.check(rules);
-        self.learning_rate_scaling.check(rules);
-        if let Some(decay) = self.layer_decay {
-            rules.share("training.layerDecay", decay);
-        }
-        if global_batch_size > 0 && self.learning_rate_scaling.reference_batch_size > 0 {
+        if global_batch_size > 0 {
             let peak = self.peak_learning_rate(global_batch_size);
             self.schedule.check(self.epochs, peak, rules);
         }
@@ -254,9 +240,6 @@ impl Training {
         if let Some(scale) = &self.loss_scale {
             scale.check(rules);
         }
-        if let Some(ema) = &self.ema {
-            ema.check(rules);
-        }
     }
 }
 
@@ -279,9 +262,8 @@ impl ClassWeights {
             format!("a list of {}", values.len()),
             format!("must have one for each of model.numClasses ({classes})"),
         );
-        let is_weight = |value: &f64| value.is_finite() && *value >= 0.0;
         rules.require(
-            values.iter().all(is_weight) && values.iter().any(|value| *value > 0.0),
+            values.iter().any(|value| *value > 0.0),
             "training.classWeights.values",
             format!("{values:?}"),
             "must be at least 0, and at least one above 0",

@@ -6,10 +6,11 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
-use crate::spec::{ViTTrainingJobSpec, schema};
+use crate::spec::schema;
 
-/// Every number of the manifest that is out of bounds, with its original value.
-pub(super) fn broken(spec: &ViTTrainingJobSpec) -> Vec<ConfigError> {
+/// Every number of a job's spec, or of a run configuration, that is out of bounds: their fields have
+/// the same names.
+pub fn out_of_bounds(spec: &impl serde::Serialize) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     // Only a map with keys that are not strings could fail here, and a spec has none.
     let value = serde_json::to_value(spec).unwrap_or_default();

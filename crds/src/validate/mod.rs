@@ -20,6 +20,7 @@ use kube::ResourceExt;
 
 use crate::spec::{self, Origin, ViTTrainingJob, Volume};
 use crate::status::AdmissionStatus;
+pub use bounds::out_of_bounds;
 pub use data::DataFiles;
 
 /// A job that can run. Only [`validate`] creates it.
@@ -222,7 +223,7 @@ fn is_job_name(name: &str) -> bool {
 /// Checks every rule and fills in every default.
 pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     let spec = &job.spec;
-    let mut errors = bounds::broken(spec);
+    let mut errors = out_of_bounds(spec);
     let model = model::model(&spec.model, &mut errors);
     let numbers_are_sound = errors.is_empty();
     let name = JobIdentity {

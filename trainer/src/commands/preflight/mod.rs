@@ -140,8 +140,5 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     if let Some(device) = arguments.device {
         config.device = device;
     }
-    match config.errors().as_slice() {
-        [] => Ok(config),
-        errors => Err(TrainError::from_rules(errors)),
-    }
+    config::checked(config)
 }
