@@ -4,7 +4,7 @@
 //! ```text
 //!   YAML -> ViTTrainingJob --(spec/*)--> validate() -> ValidatedJob { RunConfig, gang, placement, volumes, ... }
 //!                 |
-//!                 +--(schema)--> generated/*.yaml, docs/reference/vittrainingjob.md   (`generate/`)
+//!                 +--(schema)--> CRDs of the chart, docs/reference/vittrainingjob.md   (`generate/`)
 //! ```
 //!
 //! The operator and `vit-trainer run` both use [`validate`], so a manifest means the same in a

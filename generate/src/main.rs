@@ -46,9 +46,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
             "# Made from crds/src by `make generate`; do not edit.\n{}",
             serde_saphyr::to_string(&keep(resource))?
         );
-        for folder in ["crds/generated", "charts/vit-operator/files"] {
-            files.push((Path::new(folder).join(name), yaml.clone()));
-        }
+        files.push((Path::new("charts/vit-operator/files").join(name), yaml));
     }
     for (name, dashboard) in dashboards::all() {
         let json = serde_json::to_string_pretty(&dashboard)?;

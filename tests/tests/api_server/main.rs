@@ -24,11 +24,11 @@ use vit_tests::{Cluster, ClusterConfig, binaries, cluster, command};
 const VALID: &str = include_str!("../../../examples/digits.yaml");
 const CRD: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../crds/generated/vittrainingjobs.yaml"
+    "/../charts/vit-operator/files/vittrainingjobs.yaml"
 );
 const STUDY_CRD: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../crds/generated/vitscalingstudies.yaml"
+    "/../charts/vit-operator/files/vitscalingstudies.yaml"
 );
 
 /// Snapshots of pods from the operator's tests.
