@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::is_default;
+
 /// Location and schedule of checkpoints.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -23,7 +25,7 @@ pub struct CheckpointConfig {
     pub resume: Resume,
     /// Which ranks write it. The default is not serialized, for trainers that do not know the
     /// field.
-    #[serde(default, skip_serializing_if = "CheckpointWriters::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub writers: CheckpointWriters,
 }
 
@@ -51,11 +53,6 @@ impl CheckpointWriters {
             Self::Auto if parameters > Self::FIRST_RANK_PARAMETERS => ranks,
             Self::Auto | Self::FirstRank => 1,
         }
-    }
-
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    fn is_default(&self) -> bool {
-        *self == Self::default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The trainer's run configuration: a manifest with defaults filled in and presets resolved.
 //!
 //! The operator renders it into a ConfigMap; `vit-trainer run` builds it from the same manifest.
-//! Fields have the manifest's names, so errors read the same in both cases.
+//! Fields have the manifest's names, so errors read the same in both cases. Sections that need no
+//! translation are the manifest's own types, with its texts, bounds and rules.
 
 mod augmentation;
 mod checkpoint;
@@ -117,6 +118,11 @@ impl RunConfig {
         self.data.check(&self.model, &self.training, &mut rules);
         rules.0
     }
+}
+
+/// Whether a field need not be serialized, for trainers that do not know it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[cfg(test)]

@@ -103,6 +103,7 @@ pub struct Offload {
     /// gather a block. It needs optimizer CPU and more than one rank.
     pub parameters: OffloadTo,
 }
+
 /// Target of offloading.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum OffloadTo {

@@ -1,4 +1,4 @@
-//! The manifest, one file per section.
+//! The manifest, one file per section. Sections that the trainer reads as they are, are in `contract`.
 
 mod checkpoint;
 mod data;
