@@ -5,7 +5,7 @@
 //! allocations.
 
 use contract::{
-    ActivationCheckpointing, Device, OffloadTo, OptimizerKind, Parallelism, Precision, RunConfig,
+    ActivationCheckpointing, Device, OffloadTo, OptimizerName, Parallelism, Precision, RunConfig,
 };
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
@@ -49,9 +49,9 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     } else {
         (0, all)
     };
-    let moments = match training.optimizer.kind() {
-        OptimizerKind::Adamw { .. } | OptimizerKind::Lamb { .. } => 2.0,
-        OptimizerKind::Sgd { momentum, .. } => f64::from(u8::from(momentum > 0.0)),
+    let moments = match training.optimizer.name {
+        OptimizerName::Adamw | OptimizerName::Lamb => 2.0,
+        OptimizerName::Sgd => f64::from(u8::from(training.optimizer.momentum() > 0.0)),
     };
     let averages = f64::from(u8::from(training.ema.is_some()));
     let is_offloaded = config.parallelism.offload.optimizer == OffloadTo::Cpu;

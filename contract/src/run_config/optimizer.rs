@@ -7,7 +7,7 @@ use super::rules::Rules;
 use crate::schema::cel;
 
 /// Optimizer and its parameters, named as in PyTorch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(transform = cel(OPTIMIZER_RULES))]
 pub struct Optimizer {
@@ -67,63 +67,34 @@ pub enum OptimizerName {
     Lamb,
 }
 
-/// An optimizer with the parameters that it has besides learning rate and weight decay.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum OptimizerKind {
-    /// As `torch.optim.AdamW`.
-    Adamw {
-        /// Decay of the first and second moment.
-        betas: [f64; 2],
-        /// Added to the denominator.
-        epsilon: f64,
-    },
-    /// As `torch.optim.SGD`.
-    Sgd {
-        /// Share of the previous step that is repeated.
-        momentum: f64,
-        /// Whether to use Nesterov momentum.
-        nesterov: bool,
-    },
-    /// As timm's `Lamb` with its defaults: gradients are first scaled down to a global norm of 1,
-    /// and weights without decay use Adam's step without a trust ratio.
-    Lamb {
-        /// Decay of the first and second moment.
-        betas: [f64; 2],
-        /// Added to the denominator.
-        epsilon: f64,
-    },
-}
-
 impl Optimizer {
-    /// The optimizer and its parameters, by default those of PyTorch and, for momentum and LAMB,
-    /// of timm.
-    pub fn kind(&self) -> OptimizerKind {
-        let betas = self.betas.unwrap_or([0.9, 0.999]);
-        match self.name {
-            OptimizerName::Adamw => OptimizerKind::Adamw {
-                betas,
-                epsilon: self.epsilon.unwrap_or(1e-8),
-            },
-            OptimizerName::Sgd => OptimizerKind::Sgd {
-                momentum: self.momentum.unwrap_or(0.9),
-                nesterov: self.nesterov.unwrap_or(false),
-            },
-            OptimizerName::Lamb => OptimizerKind::Lamb {
-                betas,
-                epsilon: self.epsilon.unwrap_or(1e-6),
-            },
-        }
+    /// betas, by default PyTorch's.
+    pub fn betas(&self) -> [f64; 2] {
+        self.betas.unwrap_or([0.9, 0.999])
+    }
+
+    /// epsilon, by default PyTorch's for AdamW and timm's for LAMB.
+    pub fn epsilon(&self) -> f64 {
+        let is_lamb = self.name == OptimizerName::Lamb;
+        self.epsilon.unwrap_or(if is_lamb { 1e-6 } else { 1e-8 })
+    }
+
+    /// momentum, by default timm's.
+    pub fn momentum(&self) -> f64 {
+        self.momentum.unwrap_or(0.9)
+    }
+
+    /// nesterov, by default off.
+    pub fn nesterov(&self) -> bool {
+        self.nesterov.unwrap_or_default()
     }
 
     /// Sets all parameters that the optimizer has.
     pub(super) fn fill_in(&mut self) {
-        match self.kind() {
-            OptimizerKind::Adamw { betas, epsilon } | OptimizerKind::Lamb { betas, epsilon } => {
-                (self.betas, self.epsilon) = (Some(betas), Some(epsilon));
-            }
-            OptimizerKind::Sgd { momentum, nesterov } => {
-                (self.momentum, self.nesterov) = (Some(momentum), Some(nesterov));
-            }
+        if self.name == OptimizerName::Sgd {
+            (self.momentum, self.nesterov) = (Some(self.momentum()), Some(self.nesterov()));
+        } else {
+            (self.betas, self.epsilon) = (Some(self.betas()), Some(self.epsilon()));
         }
     }
 }
@@ -172,14 +143,12 @@ impl Optimizer {
                 format!("is a parameter of {owners} only"),
             );
         }
-        if let OptimizerKind::Sgd { momentum, nesterov } = self.kind() {
-            rules.require(
-                !nesterov || momentum > 0.0,
-                "training.optimizer.nesterov",
-                nesterov,
-                "needs training.optimizer.momentum above 0",
-            );
-        }
+        rules.require(
+            !is_sgd || !self.nesterov() || self.momentum() > 0.0,
+            "training.optimizer.nesterov",
+            true,
+            "needs training.optimizer.momentum above 0",
+        );
     }
 }
 

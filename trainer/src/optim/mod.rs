@@ -40,7 +40,7 @@ impl Optimizer {
         parameters: &Parameters,
         weights: &TrainedWeights,
     ) -> Result<Self, TrainError> {
-        let strategy = Strategy(training.optimizer.kind());
+        let strategy = Strategy(training.optimizer);
         let groups = groups::split(training, parameters)
             .into_iter()
             .map(|members| Group::new(members, weights, strategy.state_names()))
