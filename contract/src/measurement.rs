@@ -10,13 +10,10 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct Measurement {
     /// worldSize is the number of ranks.
-    #[schemars(with = "i32")]
     pub world_size: u32,
     /// globalBatchSize is the number of images of a step.
-    #[schemars(with = "i64")]
     pub global_batch_size: u64,
     /// trainImages is the number of images of an epoch.
-    #[schemars(with = "i64")]
     pub train_images: u64,
     /// device is the product of the GPUs; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,7 +23,6 @@ pub struct Measurement {
     #[schemars(with = "columns::Columns")]
     pub epochs: Vec<Epoch>,
     /// steps is the number of steps after warmup; the following fields are means over them.
-    #[schemars(with = "i64")]
     pub steps: u64,
     /// stepSeconds is the time of a step of rank 0.
     pub step_seconds: f64,
@@ -41,7 +37,6 @@ pub struct Measurement {
     pub communication_seconds: f64,
     /// memoryBytes is the peak of tensor memory on rank 0's GPU, or of its process without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
     pub memory_bytes: Option<u64>,
     /// gpu has the driver's readings of rank 0's GPU, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,7 +74,6 @@ pub struct GpuUse {
     pub utilization: Option<f64>,
     /// memoryUsedBytes is the peak memory of all processes on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
     pub memory_used_bytes: Option<u64>,
     /// temperatureCelsius is the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,10 +123,8 @@ pub struct Machine {
     /// processor is the product name of its processors.
     pub processor: String,
     /// processors is the number of usable processors.
-    #[schemars(with = "i32")]
     pub processors: usize,
     /// memoryBytes of the machine.
-    #[schemars(with = "i64")]
     pub memory_bytes: u64,
     /// trainer is the version of vit-trainer.
     pub trainer: String,

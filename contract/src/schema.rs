@@ -19,7 +19,7 @@ pub(crate) fn cel(rules: &[(&str, &str)]) -> impl Fn(&mut Schema) {
 pub fn signed_integers(schema: &mut Schema) {
     let signed = match schema.get("format").and_then(Value::as_str) {
         Some("uint8" | "uint32") => "int32",
-        Some("uint64") => "int64",
+        Some("uint64" | "uint") => "int64",
         _ => return transform_subschemas(&mut signed_integers, schema),
     };
     schema.insert("format".into(), signed.into());

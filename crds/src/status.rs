@@ -17,6 +17,7 @@ pub use time_spent::{AttemptTime, TimeSpentStatus};
 /// ViTTrainingJobStatus is the operator's report on a job.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = contract::schema::signed_integers)]
 pub struct ViTTrainingJobStatus {
     /// phase is the state in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
