@@ -31,7 +31,8 @@ pub mod progress;
 pub mod progress_line;
 #[allow(
     clippy::doc_markdown,
-    reason = "`kubectl explain` prints these texts, where backticks are noise"
+    clippy::struct_excessive_bools,
+    reason = "`kubectl explain` prints these texts, where backticks are noise; options are independent"
 )]
 pub mod run_config;
 pub mod schema;
