@@ -11,13 +11,7 @@ pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
         "model": preset.model(1000, 3),
         "data": DataConfig { synthetic_images: Some(64), ..DataConfig::plain(DataFormat::Synthetic) },
         "training": {
-            "epochs": 2, "microBatchSize": 4, "gradientAccumulationSteps": 1, "seed": 0,
-            "optimizer": {
-                "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.05, "betas": [0.9, 0.999], "epsilon": 1e-8,
-            },
-            "learningRateScaling": {"rule": "none", "referenceBatchSize": 256},
-            "schedule": {"name": "cosine", "warmupEpochs": 1.0, "minLearningRate": 0.0},
-            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false,
+            "epochs": 2, "microBatchSize": 4, "schedule": {"warmupEpochs": 1.0}, "labelSmoothing": 0.1,
         },
         "parallelism": {"bucketMegabytes": 25, "compressGradients": "none"},
         "nodes": nodes, "ranksPerNode": ranks_per_node, "device": "auto",

@@ -140,13 +140,8 @@ mod tests {
             },
             "data": DataConfig { path: Some("/data".into()), ..DataConfig::plain(DataFormat::Cifar10) },
             "training": {
-                "epochs": 2, "microBatchSize": 8, "gradientAccumulationSteps": 3, "seed": 0,
-                "optimizer": {
-                    "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.05, "betas": [0.9, 0.999], "epsilon": 1e-8,
-                },
-                "learningRateScaling": {"rule": "none", "referenceBatchSize": 256},
-                "schedule": {"name": "cosine", "warmupEpochs": 1.0, "minLearningRate": 0.0},
-                "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false,
+                "epochs": 2, "microBatchSize": 8, "gradientAccumulationSteps": 3, "schedule": {"warmupEpochs": 1.0},
+                "labelSmoothing": 0.1,
             },
             "parallelism": {"bucketMegabytes": 25, "compressGradients": "bf16"},
             "nodes": 2, "ranksPerNode": 2, "device": "auto",
