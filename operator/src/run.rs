@@ -495,6 +495,9 @@ mod tests {
         known.watched(watcher::Event::Init);
         known.watched(watcher::Event::InitDone);
         let (store, watched) = (known.store().clone(), known.clone());
+        let nodes: Vec<_> = (0..PODS)
+            .map(|node| fixtures::node(&format!("node-{node}"), "Tesla-T4", 1))
+            .collect();
         let (jobs, changes) = futures::channel::mpsc::unbounded();
         let changes = changes.inspect_ok(move |job: &GuardedJob| {
             watched.watched(watcher::Event::Apply(job.clone()));
@@ -504,7 +507,7 @@ mod tests {
             known,
             Caches::holding(
                 SharedPlanner::default(),
-                &[],
+                &nodes,
                 &fixtures::pod_objects(1, "Running"),
                 &[],
             ),
