@@ -29,9 +29,8 @@ use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::reconcile::{Context, Settings, error_policy, reconcile};
 use crate::studies::{self, GuardedStudy, Studies};
+use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
-use crate::watch::confirm::confirm;
-use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
 use crate::watch::trigger::{Trigger, own_api};
@@ -115,7 +114,14 @@ async fn run_on(
         Arc::clone(&metrics),
     );
     let jobs: Api<GuardedJob> = own_api(&client, namespace.as_deref());
-    let known = Jobs::new(planner, triggers.clone());
+    let capacity = triggers.clone();
+    // The planner sees a change before any round does.
+    let known: Cache<GuardedJob> = Cache::new(move |event| {
+        if planner.lock().follow_jobs(event) {
+            // The receiver lives as long as the process.
+            let _ = capacity.send(Trigger::Waiting);
+        }
+    });
     let followed = known.clone();
     let study_changes = Arc::new(Notify::new());
     let jobs_of_studies = Arc::clone(&study_changes);
@@ -164,15 +170,7 @@ async fn run_on(
         endpoints,
         serving.clone().cancelled_owned(),
     ));
-    let confirmed = confirm(
-        client.clone(),
-        {
-            let known = known.clone();
-            move |before| known.unconfirmed(before)
-        },
-        move |answer: &GuardedJob, stored| known.confirmed(answer, stored),
-    );
-    let watches = [watches, study_watch, confirmed.boxed()];
+    let watches = [watches, study_watch, known.confirm(client.clone()).boxed()];
     let mut watches = tokio::spawn(future::select_all(watches).map(drop));
     info!(identity, namespace, %metrics_address, "the operator has started");
 
@@ -276,12 +274,12 @@ async fn control(
         .await;
 }
 
-/// The store of studies, and the task that updates it, which never ends.
+/// The cache of studies, and the task that updates it, which never ends.
 fn watch_studies(
     client: &Client,
     namespace: Option<&str>,
     changes: Arc<Notify>,
-) -> (Store<GuardedStudy>, BoxFuture<'static, ()>) {
+) -> (Cache<GuardedStudy>, BoxFuture<'static, ()>) {
     let api: Api<GuardedStudy> = own_api(client, namespace);
     stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
 }
@@ -304,7 +302,7 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
         ready = context.context.jobs.store().wait_until_ready() => if ready.is_err() { return },
         () = stop.cancelled() => return,
     }
-    let store = context.store.clone();
+    let store = context.known.store().clone();
     let looked_at = stream::unfold((store.clone(), changes), |(store, changes)| async move {
         changes.notified().await;
         tokio::time::sleep(STUDY_ROUNDS).await;
@@ -491,7 +489,7 @@ mod tests {
     async fn a_gang_is_deleted_while_many_large_ones_are_created() {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (triggers, triggered) = mpsc::unbounded_channel();
-        let known = Jobs::new(SharedPlanner::default(), triggers.clone());
+        let known = Cache::new(|_| ());
         known.watched(watcher::Event::Init);
         known.watched(watcher::Event::InitDone);
         let (store, watched) = (known.store().clone(), known.clone());

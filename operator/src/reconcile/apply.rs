@@ -1,5 +1,6 @@
 //! Applies a step's writes.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use crds::{ViTTrainingJob, conditions};
@@ -10,6 +11,8 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, DynamicObject};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use super::context::Context;
@@ -20,6 +23,7 @@ use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
 use crate::objects::{create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid};
 use crate::policy::gang::{PodId, is_grouped};
+use crate::watch::caches::Cached;
 
 /// Concurrent calls for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
@@ -65,7 +69,7 @@ async fn apply_one(
             let deleted = delete(&api::<NetworkPolicy>(client, job), job.name_any(), by_default()).await;
             deleted.map(drop)
         }
-        Write::CreateWorkload(workload) => create(client, job, *workload).await.map(drop),
+        Write::CreateWorkload(workload) => make(context, client, job, *workload).await.map(drop),
         Write::DeleteWorkload(workload) => {
             let parameters = with_uid(workload.uid(), by_default());
             let deleted = delete(&api::<Workload>(client, job), workload.name_any(), parameters).await;
@@ -73,13 +77,15 @@ async fn apply_one(
         }
         Write::UpdateWorkload(workload) => {
             let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
-            written.map(drop)
+            written.map(|workload| workload.answered(&context.caches))
         }
         Write::TryUpdateWorkload(workload) => {
-            let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
-            if let Err(error) = written {
-                context.metrics.failed(error.category());
-                debug!(%error, "failed to report pod readiness to Kueue");
+            match replace_status(&api(client, job), kind::<Workload>(), &*workload).await {
+                Ok(workload) => workload.answered(&context.caches),
+                Err(error) => {
+                    context.metrics.failed(error.category());
+                    debug!(%error, "failed to report pod readiness to Kueue");
+                }
             }
             Ok(())
         }
@@ -97,6 +103,21 @@ async fn apply_one(
             deleted.map(drop)
         }
     }
+}
+
+/// Creates an object unless the job has it, and puts it into its cache.
+async fn make<K>(context: &Context, client: &Client, job: &ViTTrainingJob, object: K) -> Result<K, Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Cached
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let object = create(client, job, object).await?.object;
+    object.clone().answered(&context.caches);
+    Ok(object)
 }
 
 /// Objects of a kind in the job's namespace.
@@ -126,7 +147,7 @@ async fn delete_pods(
     let mut result = Ok(());
     for deleted in deleted {
         match deleted {
-            Ok(pod) => pod.into_iter().for_each(|pod| context.caches.answered(pod)),
+            Ok(pod) => pod.into_iter().for_each(|pod| pod.answered(&context.caches)),
             Err(error) => result = result.and(Err(error)),
         }
     }
@@ -148,9 +169,9 @@ async fn create_all(
     for object in objects {
         match object {
             Object::PodGroup(version, group) => create_group(context, job, version, *group).await?,
-            Object::ConfigMap(config_map) => create(client, job, *config_map).await.map(drop)?,
-            Object::Service(service) => create(client, job, *service).await.map(drop)?,
-            Object::NetworkPolicy(policy) => create(client, job, *policy).await.map(drop)?,
+            Object::ConfigMap(config_map) => make(context, client, job, *config_map).await.map(drop)?,
+            Object::Service(service) => make(context, client, job, *service).await.map(drop)?,
+            Object::NetworkPolicy(policy) => make(context, client, job, *policy).await.map(drop)?,
         }
     }
     if pods.is_empty() {
@@ -187,11 +208,10 @@ async fn create_gang(context: &Context, job: &ViTTrainingJob, pods: Vec<Pod>) ->
         .take_until(tokio::time::sleep(CREATING))
         .map(|pod| async {
             let wants_group = is_grouped(&pod);
-            let own = create(&context.client, job, pod).await?;
-            if wants_group && own.is_new && !is_grouped(&own.object) {
+            let pod = make(context, &context.client, job, pod).await?;
+            if wants_group && !is_grouped(&pod) {
                 warn_of_lost_group(context);
             }
-            context.caches.answered(own.object);
             Ok(())
         })
         // Ordered, so that of several errors always the same is reported.

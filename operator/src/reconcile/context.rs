@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
 use kube::runtime::events::{Event, Recorder, Reporter};
 use kube::{Client, Resource as _};
-use planner::SharedPlanner;
+use planner::{GuardedJob, SharedPlanner};
 use tokio::sync::{Semaphore, mpsc};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
@@ -19,8 +19,8 @@ use tracing::{Instrument as _, warn};
 use super::agents::AgentClient;
 use super::memory::Memory;
 use crate::metrics::Metrics;
+use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
-use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
@@ -50,7 +50,7 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// The same for calls that release GPUs, so that they do not queue behind the creation of pods.
     pub(super) urgent: Client,
-    pub(crate) jobs: Jobs,
+    pub(crate) jobs: Cache<GuardedJob>,
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
@@ -73,7 +73,7 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(
         client: Client,
-        jobs: Jobs,
+        jobs: Cache<GuardedJob>,
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,

@@ -17,6 +17,7 @@ use super::observation::{Isolation, Observation};
 use super::pace::pace_of_starts;
 use crate::error::Error;
 use crate::policy::stall::{self, SilentAgent, StallSigns};
+use crate::watch::caches::Cached as _;
 use crate::watch::trigger::is_owned_by;
 
 pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observation {
@@ -96,7 +97,7 @@ pub(crate) async fn catch_up(context: &Context, seen: &Observation) -> Result<bo
         .items
         .into_iter()
         .filter(|pod| is_owned_by(&pod.metadata, job));
-    own.for_each(|pod| context.caches.answered(pod));
+    own.for_each(|pod| pod.answered(&context.caches));
     Ok(true)
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions};
+use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use kube::{Api, Resource as _, ResourceExt as _};
@@ -173,7 +174,7 @@ async fn write_status(
         ..job.clone()
     };
     let written = objects::replace_status(&api, objects::kind::<ViTTrainingJob>(), &object).await?;
-    context.jobs.answered(written);
+    context.jobs.answered(DeserializeGuard(Ok(written)));
     context.memory.wrote(&job.uid().unwrap_or_default(), next.phase);
     count(context, job, &last, &next, seen.now);
     if last.phase != next.phase {

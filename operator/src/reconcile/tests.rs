@@ -31,8 +31,8 @@ use crate::api::pod_group::Version;
 use crate::error::Error;
 use crate::fixtures::{self, assert_contains, uid_of};
 use crate::metrics::Metrics;
+use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
-use crate::watch::jobs::Jobs;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
@@ -251,7 +251,12 @@ fn context_with(
     triggers: mpsc::UnboundedSender<Trigger>,
     pod_groups: bool,
 ) -> Arc<Context> {
-    let jobs = Jobs::new(caches.planner().clone(), triggers.clone());
+    let (planner, capacity) = (caches.planner().clone(), triggers.clone());
+    let jobs = Cache::new(move |event| {
+        if planner.lock().follow_jobs(event) {
+            let _ = capacity.send(Trigger::Waiting);
+        }
+    });
     Arc::new(Context::new(
         Client::new(service, "default"),
         jobs,

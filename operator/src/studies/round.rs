@@ -12,7 +12,7 @@ use kube::api::DeleteParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
-use kube::runtime::reflector::Store;
+
 use kube::{Api, Resource as _, ResourceExt as _};
 use study::StudyJob;
 use tracing::{Instrument as _, debug, info, info_span, warn};
@@ -23,6 +23,7 @@ use super::{runs, status};
 use crate::error::{self, Error};
 use crate::objects::{create, delete, kind, replace_status, with_uid};
 use crate::reconcile::{Context, event};
+use crate::watch::cache::Cache;
 
 /// A study, or why it cannot be decoded.
 pub(crate) type GuardedStudy = DeserializeGuard<ViTScalingStudy>;
@@ -35,16 +36,16 @@ const CATCH_UP: Duration = Duration::from_millis(200);
 /// State shared by rounds of studies.
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
-    pub(crate) store: Store<GuardedStudy>,
+    pub(crate) known: Cache<GuardedStudy>,
     /// Versions of studies already reported as undecodable.
     reported: Mutex<HashSet<(String, String)>>,
 }
 
 impl Studies {
-    pub(crate) fn new(context: Arc<Context>, store: Store<GuardedStudy>) -> Self {
+    pub(crate) fn new(context: Arc<Context>, known: Cache<GuardedStudy>) -> Self {
         Self {
             context,
-            store,
+            known,
             reported: Mutex::default(),
         }
     }
@@ -217,7 +218,7 @@ fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
             study.uid().unwrap_or_default(),
         )
     };
-    let state = studies.store.state();
+    let state = studies.known.store().state();
     let others = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
     let mut first: Vec<&ViTScalingStudy> = others
         .filter(|other| other.namespace() == own.namespace() && other.uid() != own.uid())

@@ -28,13 +28,14 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as latest};
 use tokio::time::Instant;
 
-use super::confirm::confirm;
+use super::cache::{Cache, confirm};
 use super::gangs::Gangs;
 use super::kueue::Kueue;
 use super::newest::Newest;
 use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use super::unreadable::{Decoded, Unreadable};
+use crate::api::kueue::Workload;
 use crate::metrics::Metrics;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
@@ -50,9 +51,9 @@ struct Subscribers {
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
     planner: SharedPlanner,
-    services: Store<PartialObjectMeta<Service>>,
-    network_policies: Store<PartialObjectMeta<NetworkPolicy>>,
-    config_maps: Store<PartialObjectMeta<ConfigMap>>,
+    services: Cache<PartialObjectMeta<Service>>,
+    network_policies: Cache<PartialObjectMeta<NetworkPolicy>>,
+    config_maps: Cache<PartialObjectMeta<ConfigMap>>,
     kueue: Kueue,
     gangs: Arc<Mutex<Gangs>>,
     /// Whether nodes, pods and PriorityClasses, which have no store, have been listed once.
@@ -82,7 +83,7 @@ impl Caches {
         let (kueue, queue_watches) = if queues {
             Kueue::start(client, namespace, &triggers)
         } else {
-            Kueue::off()
+            (Kueue::off(), vec![])
         };
         let caches = Self {
             planner: planner.clone(),
@@ -142,12 +143,21 @@ impl Caches {
             let mut listed = listed.clone();
             listed.wait_for(|listed| *listed).await.map_err(|_| NeverSynced)?;
         }
-        self.services.wait_until_ready().await.map_err(|_| NeverSynced)?;
-        self.network_policies
+        self.services
+            .store()
             .wait_until_ready()
             .await
             .map_err(|_| NeverSynced)?;
-        self.config_maps.wait_until_ready().await.map_err(|_| NeverSynced)
+        self.network_policies
+            .store()
+            .wait_until_ready()
+            .await
+            .map_err(|_| NeverSynced)?;
+        self.config_maps
+            .store()
+            .wait_until_ready()
+            .await
+            .map_err(|_| NeverSynced)
     }
 
     pub(crate) fn planner(&self) -> &SharedPlanner {
@@ -170,15 +180,16 @@ impl Caches {
     }
 
     pub(crate) fn has_service(&self, job: &ViTTrainingJob) -> bool {
-        has_own(&self.services, job)
+        has_own(self.services.store(), job)
     }
 
     pub(crate) fn has_network_policy(&self, job: &ViTTrainingJob) -> bool {
-        has_own(&self.network_policies, job)
+        has_own(self.network_policies.store(), job)
     }
 
     pub(crate) fn config_maps_of(&self, job: &ViTTrainingJob) -> BTreeSet<String> {
         self.config_maps
+            .store()
             .state_filter(|config_map| is_owned_by(&config_map.metadata, job))
             .iter()
             .map(|config_map| config_map.name_any())
@@ -191,11 +202,6 @@ impl Caches {
         }
         let class = job.spec.workers.priority_class_name.as_deref();
         self.kueue.queue_of(job, self.planner.lock().priority(class))
-    }
-
-    /// The answer to a write of a pod.
-    pub(crate) fn answered(&self, pod: Pod) {
-        self.see(|newest| newest.answered(pod, Instant::now()));
     }
 
     fn see(&self, events: impl FnOnce(&mut Newest<Pod>) -> Vec<Event<Pod>>) {
@@ -232,29 +238,72 @@ impl Caches {
         }
         Self {
             planner,
-            services: store_of(services),
-            network_policies: store_of(services),
-            config_maps: store_of(&[]),
-            kueue: Kueue::off().0,
+            services: cache_of(services),
+            network_policies: cache_of(services),
+            config_maps: cache_of(&[]),
+            kueue: Kueue::off(),
             gangs,
             listed: [(); 3].map(|()| latest::channel(true).1),
         }
     }
 }
 
-/// A store with the metadata of these Services as objects of another kind.
+/// A cache with the metadata of these Services as objects of another kind.
 #[cfg(test)]
-fn store_of<K: Resource<DynamicType = ()> + Clone + Default + 'static>(
+fn cache_of<K: Resource<DynamicType = ()> + Clone + Default + 'static>(
     services: &[Service],
-) -> Store<PartialObjectMeta<K>> {
-    let (store, mut writer) = kube::runtime::reflector::store();
+) -> Cache<PartialObjectMeta<K>> {
+    let cache = Cache::new(|_| ());
     for service in services {
-        writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
+        cache.watched(Event::Apply(PartialObjectMeta {
             metadata: service.metadata.clone(),
             ..PartialObjectMeta::default()
         }));
     }
-    store
+    cache
+}
+
+/// A kind whose answers the caches take.
+pub(crate) trait Cached {
+    /// Takes the answer to a write of this object.
+    fn answered(self, caches: &Caches);
+}
+
+impl Cached for Pod {
+    fn answered(self, caches: &Caches) {
+        caches.see(|newest| newest.answered(self, Instant::now()));
+    }
+}
+
+impl Cached for Workload {
+    fn answered(self, caches: &Caches) {
+        caches.kueue.workloads.answered(self);
+    }
+}
+
+impl Cached for Service {
+    fn answered(self, caches: &Caches) {
+        caches.services.answered(metadata_of(self));
+    }
+}
+
+impl Cached for NetworkPolicy {
+    fn answered(self, caches: &Caches) {
+        caches.network_policies.answered(metadata_of(self));
+    }
+}
+
+impl Cached for ConfigMap {
+    fn answered(self, caches: &Caches) {
+        caches.config_maps.answered(metadata_of(self));
+    }
+}
+
+fn metadata_of<K: Resource<DynamicType = ()> + Default>(mut object: K) -> PartialObjectMeta<K> {
+    PartialObjectMeta {
+        metadata: std::mem::take(object.meta_mut()),
+        ..PartialObjectMeta::default()
+    }
 }
 
 fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
@@ -401,7 +450,7 @@ fn own_objects<K>(
     client: &Client,
     namespace: Option<&str>,
     triggers: &mpsc::UnboundedSender<Trigger>,
-) -> (Store<PartialObjectMeta<K>>, BoxFuture<'static, ()>)
+) -> (Cache<PartialObjectMeta<K>>, BoxFuture<'static, ()>)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -416,7 +465,9 @@ where
         _ => None,
     };
     let on_event = triggering(triggers.clone(), deleted);
-    store(own_api(client, namespace), own(), on_event)
+    let (cache, watch) = store(own_api(client, namespace), own(), on_event);
+    let confirmed = cache.confirm(client.clone());
+    (cache, future::join(watch, confirmed).map(drop).boxed())
 }
 
 #[cfg(test)]

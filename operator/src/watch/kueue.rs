@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crds::ViTTrainingJob;
 use futures::FutureExt as _;
-use futures::future::{self, BoxFuture};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use futures::future::BoxFuture;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::mpsc;
 
+use super::cache::Cache;
 use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use crate::api::kueue::{ResourceFlavor, Workload};
@@ -18,8 +19,8 @@ use crate::policy::admission::Queue;
 /// The stores of Kueue's objects. They stay empty if the cluster does not serve these kinds.
 #[derive(Clone, Debug)]
 pub(crate) struct Kueue {
-    workloads: Store<Workload>,
-    flavors: Store<ResourceFlavor>,
+    pub(super) workloads: Cache<Workload>,
+    flavors: Cache<ResourceFlavor>,
 }
 
 impl Kueue {
@@ -28,7 +29,7 @@ impl Kueue {
         client: &Client,
         namespace: Option<&str>,
         triggers: &mpsc::UnboundedSender<Trigger>,
-    ) -> (Self, [BoxFuture<'static, ()>; 2]) {
+    ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let of_owner = |event: &Event<Workload>| match event {
             Event::Apply(workload) | Event::InitApply(workload) | Event::Delete(workload) => {
                 owner_of(&workload.metadata)
@@ -47,23 +48,24 @@ impl Kueue {
             all,
             triggering(triggers.clone(), of_all),
         );
-        (Self { workloads, flavors }, [workload_watch, flavor_watch])
+        let confirmed = workloads.confirm(client.clone()).boxed();
+        let tasks = vec![workload_watch, flavor_watch, confirmed];
+        (Self { workloads, flavors }, tasks)
     }
 
     /// Empty stores, if jobs may not name queues.
-    pub(super) fn off() -> (Self, [BoxFuture<'static, ()>; 2]) {
-        let kueue = Self {
-            workloads: reflector::store().0,
-            flavors: reflector::store().0,
-        };
-        (kueue, [future::pending().boxed(), future::pending().boxed()])
+    pub(super) fn off() -> Self {
+        Self {
+            workloads: Cache::new(|_| ()),
+            flavors: Cache::new(|_| ()),
+        }
     }
 
     /// The queue state of a job that names a queue; `priority` is that of its class.
     pub(crate) fn queue_of(&self, job: &ViTTrainingJob, priority: Option<i32>) -> Queue {
         let workload = self.workload_of(job);
         let names = workload.as_deref().map(Workload::flavors).unwrap_or_default();
-        let flavor = |name: &str| Some((name.to_owned(), self.flavors.get(&ObjectRef::new(name))?));
+        let flavor = |name: &str| Some((name.to_owned(), self.flavors.store().get(&ObjectRef::new(name))?));
         Queue {
             is_known: self.is_known(),
             flavors: names.into_iter().filter_map(flavor).collect(),
@@ -74,12 +76,13 @@ impl Kueue {
 
     /// Whether Workloads and ResourceFlavors have been listed.
     fn is_known(&self) -> bool {
-        is_listed(&self.workloads) && is_listed(&self.flavors)
+        is_listed(self.workloads.store()) && is_listed(self.flavors.store())
     }
 
     fn workload_of(&self, job: &ViTTrainingJob) -> Option<Arc<Workload>> {
         let name = ObjectRef::new(&job.name_any()).within(&job.namespace().unwrap_or_default());
         self.workloads
+            .store()
             .get(&name)
             .filter(|workload| is_owned_by(&workload.metadata, job))
     }

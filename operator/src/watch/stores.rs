@@ -7,13 +7,13 @@ use crds::labels;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event, watcher as watch};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
+use super::cache::Cache;
 use super::trigger::Trigger;
 
 /// Time between checks whether the API server serves a missing kind by now.
@@ -24,39 +24,36 @@ pub(super) fn own() -> watcher::Config {
     watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
 }
 
-/// The store of a kind, and the task that updates it, which never ends; `on_event` is called with
+/// The cache of a kind, and the task that updates it, which never ends; `on_event` is called with
 /// each event after it is stored. If the cluster does not serve the kind, waits [`ASKED_AGAIN`]:
 /// the watch alone would restart about once a second, because it counts every start as a success.
 pub(crate) fn store<K>(
     api: Api<K>,
     which: watcher::Config,
     on_event: impl Fn(&Event<K>) + Send + 'static,
-) -> (Store<K>, BoxFuture<'static, ()>)
+) -> (Cache<K>, BoxFuture<'static, ()>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    let (store, writer) = reflector::store();
-    let task = watch(api, which)
-        .default_backoff()
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .reflect(writer)
-        .for_each(move |event| {
-            let mut is_served = true;
-            match event {
-                Ok(event) => on_event(&event),
-                Err(error) if is_missing(&error) => {
-                    debug!(kind = %K::kind(&()), "the API server does not serve this kind");
-                    is_served = false;
-                }
-                Err(error) => warn!(%error, "a watch was interrupted and starts again"),
+    let cache = Cache::new(|_| ());
+    let watched = cache.clone();
+    let task = watch(api, which).default_backoff().for_each(move |event| {
+        let mut is_served = true;
+        match event {
+            Ok(event) => watched.watched(event).iter().for_each(&on_event),
+            Err(error) if is_missing(&error) => {
+                debug!(kind = %K::kind(&()), "the API server does not serve this kind");
+                is_served = false;
             }
-            async move {
-                if !is_served {
-                    tokio::time::sleep(ASKED_AGAIN).await;
-                }
+            Err(error) => warn!(%error, "a watch was interrupted and starts again"),
+        }
+        async move {
+            if !is_served {
+                tokio::time::sleep(ASKED_AGAIN).await;
             }
-        });
-    (store, task.boxed())
+        }
+    });
+    (cache, task.boxed())
 }
 
 /// Triggers the jobs that an event concerns.
