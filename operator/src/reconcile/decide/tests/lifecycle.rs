@@ -208,7 +208,7 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
     assert_eq!(
         world.status().start_time,
         Some(Time(at(1100))),
-        "its clock starts anew"
+        "its clock starts again"
     );
     world.start().pass(60).told(expect![[r#"
         pods are ready; again in 2s
