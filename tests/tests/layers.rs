@@ -297,6 +297,7 @@ fn roots() -> Result<Vec<PathBuf>> {
         .collect())
 }
 
+/// Invariant G18.
 #[test]
 fn no_modules_depend_on_each_other() -> Result<()> {
     let roots = roots()?;

@@ -112,6 +112,7 @@ mod tests {
         );
     }
 
+    /// Invariant G2.
     #[test]
     fn an_operator_may_be_one_minor_version_apart() {
         let written = include_str!("../../contract/src/run_config/goldens/run-0.1.json");

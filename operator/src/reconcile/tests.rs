@@ -689,6 +689,7 @@ async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
     assert_eq!(result.expect("reconciled"), Action::await_change());
 }
 
+/// Invariant G7.
 #[tokio::test]
 async fn two_jobs_applied_at_once_never_share_a_gpu() {
     let (service, handle) = mock::pair();

@@ -333,6 +333,7 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant G4.
         #[test]
         fn a_cache_is_as_new_as_every_answer_and_as_the_server_in_the_end(
             story in proptest::collection::vec(happens(), 1..40),

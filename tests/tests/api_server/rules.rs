@@ -219,6 +219,7 @@ pub(crate) fn every_rule_has_a_case(_: &Cluster, _: usize) -> Result<()> {
     Ok(())
 }
 
+/// Invariant G1.
 pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     let case = cases()?.swap_remove(index);
     let rules = rules(case.subject)?;

@@ -4,6 +4,7 @@
 //!
 //! `vit_tests::documentation` lists the tests of blocks. `UPDATE_EXPECT=1` updates generated pages.
 
+mod invariants;
 mod messages;
 mod reference;
 mod words;
@@ -76,8 +77,9 @@ fn main() -> Result<()> {
             )
         }));
     }
-    for (name, test) in messages::TESTS.iter().chain(reference::TESTS).chain(words::TESTS) {
-        trials.push(Trial::test(*name, move || tried(test())));
+    let tests = [invariants::TESTS, messages::TESTS, reference::TESTS, words::TESTS];
+    for (name, test) in tests.concat() {
+        trials.push(Trial::test(name, move || tried(test())));
     }
     libtest_mimic::run(&arguments, trials).exit();
 }

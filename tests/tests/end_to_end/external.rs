@@ -37,6 +37,8 @@ fn trainer(steps: u32) -> serde_json::Value {
 /// Covers the path from a log in a pod to the status: the agent next to the trainer, the kubelet
 /// that stops it last, and the operator, which knows neither the trainer's processes nor its exit
 /// codes.
+///
+/// Invariant G16.
 pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("external")?;
     let mut endless = trainer(1_000_000);

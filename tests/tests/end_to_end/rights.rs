@@ -77,6 +77,8 @@ fn without_request() -> [Right; 2] {
 }
 
 /// Compares the rights that the chart grants with all requests so far, for each account.
+///
+/// Invariant G14.
 pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_>) -> Result<()> {
     let coverage = if context.is_whole {
         Coverage::Whole

@@ -14,6 +14,8 @@ use crate::steps::{check_contains, nodes_of, until};
 
 /// Suspension, a failure, the death of a node, the report, and deletion of a study. A fault may
 /// cost only the run that it hits.
+///
+/// Invariant G17.
 pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("study")?;
     let study = namespace.study(

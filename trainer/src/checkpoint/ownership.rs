@@ -182,6 +182,7 @@ mod tests {
         of("team", Some("uid"), number)
     }
 
+    /// Invariant G8.
     #[test]
     fn an_attempt_that_was_replaced_writes_no_more_and_cannot_come_back() {
         let place = tempfile::tempdir().expect("a folder");

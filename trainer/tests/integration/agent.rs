@@ -139,14 +139,14 @@ impl Agent {
 
 fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
-    let agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let agent = Agent::start(folder.path(), &run_config(folder.path(), 100_000));
     let progress = || -> Option<Progress> { serde_json::from_str(&agent.get("/progress")?).ok() };
     await_condition("progress", || {
         progress().is_some_and(|progress| progress.loss.is_some())
     });
     let seen = progress().expect("progress");
-    assert_eq!((seen.attempt, seen.total_epochs), (4, 1_000_000));
-    assert_eq!(seen.total_steps, 8 * 1_000_000);
+    assert_eq!((seen.attempt, seen.total_epochs), (4, 100_000));
+    assert_eq!(seen.total_steps, 8 * 100_000);
     assert!(seen.images_per_second.is_some_and(|rate| rate > 0.0), "{seen:?}");
     assert!(
         seen.sync_share.is_some_and(|share| (0.0..=1.0).contains(&share)),
@@ -237,7 +237,7 @@ fn a_run_that_is_measured_tells_at_its_end_what_its_steps_took() {
         spent.step_seconds > 0.0 && spent.checkpoint_seconds > 0.0,
         "{spent:?}"
     );
-    let record = measured(1_000_000);
+    let record = measured(100_000);
     let why = record.unmeasured.expect("a reason");
     assert!(
         record.measurement.is_none() && why.contains("lower measure.warmupSteps"),
@@ -299,7 +299,7 @@ fn a_gpu_that_cannot_be_used_is_a_fault_of_the_node_or_of_the_image() {
 #[test]
 fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 100_000));
     await_condition("steps", || agent.all_ranks(trains));
     let heartbeats = agent.heartbeats().expect("an answer");
     assert_eq!((heartbeats.attempt, heartbeats.ranks.len()), (4, 2));
@@ -343,7 +343,7 @@ fn a_rank_that_has_written_its_checkpoint_meanwhile_is_given_up_too() {
 #[test]
 fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 100_000));
     await_condition("steps", || agent.all_ranks(trains));
     let storage = HangingStorage::begin(&folder.path().join("checkpoints"));
     // Rank 0 cannot start an epoch's checkpoint before the previous one is written.
@@ -370,7 +370,7 @@ fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
 
 fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut config = run_config(folder.path(), 1_000_000);
+    let mut config = run_config(folder.path(), 100_000);
     // At the end of an epoch, ranks wait for storage and for each other without a limit.
     config["data"]["syntheticImages"] = json!(200_000);
     change(&mut config);
@@ -417,7 +417,7 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
 
 fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut config = run_config(folder.path(), 1_000_000);
+    let mut config = run_config(folder.path(), 100_000);
     (config["nodes"], config["ranksPerNode"]) = (json!(2), json!(1));
     let agent = Agent::start(folder.path(), &config);
     // Nobody reads its reports: they fit into the socket.

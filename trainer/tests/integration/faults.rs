@@ -293,7 +293,7 @@ fn the_rank_that_was_lost_is_named_by_all_others() {
     for (victim, zero_stage) in [(1, 0), (0, 0), (1, 1), (1, 3), (0, 3)] {
         let place = tempfile::tempdir().expect("a folder");
         let folder = place.path();
-        let mut config = run_config(folder, 1_000_000);
+        let mut config = run_config(folder, 100_000);
         config["ranksPerNode"] = json!(4);
         config["parallelism"]["zeroStage"] = json!(zero_stage);
         fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");

@@ -141,7 +141,7 @@ fn newest_complete(names: &BTreeSet<String>) -> u64 {
 fn a_kill_at_any_moment_leaves_a_checkpoint_that_training_continues_from() {
     let place = tempfile::tempdir().expect("a folder");
     let folder = place.path();
-    let mut config = run_config(folder, 1_000_000);
+    let mut config = run_config(folder, 100_000);
     config["ranksPerNode"] = json!(1);
     config["checkpoint"]["everySteps"] = json!(1);
     config["checkpoint"]["keep"] = json!(2);

@@ -458,6 +458,7 @@ mod tests {
         assert_eq!(values(&floats[0]), [1.75, -1.0]);
     }
 
+    /// Invariant G19.
     #[test]
     fn a_cpp_exception_becomes_an_error_with_its_message() {
         let error = global_norm(&[]).expect_err("no tensors");

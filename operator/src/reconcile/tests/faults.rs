@@ -227,6 +227,7 @@ async fn a_pod_that_has_the_name_of_one_of_the_jobs_is_left_alone() {
     );
 }
 
+/// Invariant G3.
 #[tokio::test(start_paused = true)]
 async fn no_round_waits_for_an_event_to_be_taken() {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();

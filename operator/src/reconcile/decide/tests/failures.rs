@@ -18,6 +18,7 @@ use crate::fixtures::{assert_contains, at, pod};
 use crate::policy::gang::{PodState, PodView, Trainer};
 use crate::policy::stall::{SilentAgent, StallSigns};
 
+/// Invariant G5.
 #[test]
 fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
     // A pod that is deleted but not gone uses its GPU.
@@ -369,6 +370,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     "#]]);
 }
 
+/// Invariant G11.
 #[test]
 fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
     let heartbeats = |rank| Heartbeats {

@@ -21,6 +21,7 @@ fn resume(job: &mut ViTTrainingJob) {
     job.spec.suspend = false;
 }
 
+/// Invariant G6.
 #[test]
 fn a_job_is_placed_then_created_then_followed_to_its_end() {
     let mut world = World::new(fixtures::job());
