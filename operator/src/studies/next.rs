@@ -9,35 +9,14 @@ use planner::policy::request::Shape;
 use study::{Plan, RunState, StudyJob};
 
 use super::observation::{Observation, has_lost_a_gpu, is_being_deleted, is_placeless, nodes};
-use super::runs::{Nodes, RunRepetition};
+use super::runs::{self, Nodes, RunRepetition, slot_of};
 
 /// The next actions for a study: delete jobs, then create one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Next {
-    pub(super) delete: Vec<Deletion>,
+    /// They stay until their pods are gone, so that no run starts beside them.
+    pub(super) delete: Vec<StudyJob>,
     pub(super) create: Option<Creation>,
-}
-
-/// A job to delete. It stays until its pods are gone, so that no run starts beside them.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Deletion {
-    pub(super) name: String,
-    pub(super) uid: String,
-}
-
-impl Deletion {
-    fn of(job: &StudyJob) -> Self {
-        Self {
-            name: job.job.name_any(),
-            uid: job.job.uid().unwrap_or_default(),
-        }
-    }
-
-    /// Deletions of all unfinished jobs.
-    pub(super) fn of_unfinished(observation: &Observation) -> Vec<Self> {
-        let unfinished = |job: &&StudyJob| !job.is_over() && !is_being_deleted(job);
-        observation.jobs.iter().filter(unfinished).map(Self::of).collect()
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -50,36 +29,37 @@ pub(super) struct Creation {
 }
 
 /// Decides.
-pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[RunRepetition<'_>]) -> Next {
+pub(super) fn next(observation: &Observation, plan: &Plan) -> Next {
     if observation.study.spec.suspend {
         return Next {
-            delete: Deletion::of_unfinished(observation),
+            delete: deletable(observation).cloned().collect(),
             create: None,
         };
     }
+    let slots = &runs::slots(plan);
     let first = observation.unfinished();
     // Concurrent runs would disturb each other, and a job that waits for lost nodes waits forever.
     let must_go = |job: &&StudyJob| {
         let is_first = first.is_some_and(|first| first.job.uid() == job.job.uid());
-        !job.is_over() && !is_being_deleted(job) && (!is_first || is_outdated(observation, job, slots))
+        !is_first || is_outdated(observation, job, slots)
     };
-    let delete = observation.jobs.iter().filter(must_go).map(Deletion::of);
     let is_idle = first.is_none() && !observation.has_pods && observation.waits_for.is_none();
+    let mut slots_to_run = slots.iter().filter(|_| is_idle);
     Next {
-        delete: delete.collect(),
-        create: is_idle
-            .then(|| {
-                slots
-                    .iter()
-                    .find_map(|slot| creation(observation, plan, slot, slots))
-            })
-            .flatten(),
+        delete: deletable(observation).filter(must_go).cloned().collect(),
+        create: slots_to_run.find_map(|slot| creation(observation, plan, slot, slots)),
     }
+}
+
+/// The unfinished jobs that are not being deleted.
+pub(super) fn deletable(observation: &Observation) -> impl Iterator<Item = &StudyJob> {
+    let jobs = observation.jobs.iter();
+    jobs.filter(|job| !job.is_over() && !is_being_deleted(job))
 }
 
 /// Whether a job that waits for GPUs would now get other nodes to choose from.
 fn is_outdated(observation: &Observation, job: &StudyJob, slots: &[RunRepetition<'_>]) -> bool {
-    let Some(slot) = slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition)) else {
+    let Some(slot) = slot_of(job, slots) else {
         // Another version of the operator created it.
         return true;
     };
@@ -126,7 +106,7 @@ fn choose(observation: &Observation, slot: &RunRepetition<'_>, slots: &[RunRepet
 fn known_nodes(observation: &Observation, choice: &str, slots: &[RunRepetition<'_>]) -> Vec<String> {
     let mut known = Vec::new();
     for job in &observation.jobs {
-        let slot = slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition));
+        let slot = slot_of(job, slots);
         let Some(slot) = slot.filter(|slot| slot.node_choice() == choice) else {
             continue;
         };

@@ -17,7 +17,7 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use study::StudyJob;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
-use super::next::{Creation, Deletion, next};
+use super::next::{Creation, deletable, next};
 use super::observation::{Observation, nodes};
 use super::{runs, status};
 use crate::error::{self, Error};
@@ -127,17 +127,16 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let plan = match runs::plan(study) {
         Ok(plan) => plan,
         Err(why) => {
-            let deleted = delete_jobs(context, study, &Deletion::of_unfinished(&observation)).await;
+            let deleted = delete_jobs(context, study, deletable(&observation)).await;
             let status = status::invalid(&observation, &why);
             report(&observation, status, deleted.as_ref().err()).await?;
             return deleted.map(|()| Action::requeue(UNDER_WAY));
         }
     };
-    let slots = runs::slots(&plan);
     loop {
-        let next = next(&observation, &plan, &slots);
-        let drafted = status::status(&observation, &plan, &slots, &next);
-        if let Err(error) = delete_jobs(context, study, &next.delete).await {
+        let next = next(&observation, &plan);
+        let drafted = status::status(&observation, &plan, &next);
+        if let Err(error) = delete_jobs(context, study, next.delete.iter()).await {
             report(&observation, drafted, Some(&error)).await?;
             return Err(error);
         }
@@ -237,13 +236,17 @@ fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
 }
 
 /// Deletes jobs of the study.
-async fn delete_jobs(context: &Context, study: &ViTScalingStudy, doomed: &[Deletion]) -> Result<(), Error> {
+async fn delete_jobs(
+    context: &Context,
+    study: &ViTScalingStudy,
+    doomed: impl Iterator<Item = &StudyJob>,
+) -> Result<(), Error> {
     let namespace = study.namespace().unwrap_or_default();
     let jobs: Api<ViTTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
-    for doomed in doomed {
-        let parameters = with_uid(Some(doomed.uid.clone()), DeleteParams::foreground());
-        delete(&jobs, doomed.name.clone(), parameters).await?;
-        info!(job = doomed.name, "deleted a job of the study");
+    for StudyJob { job, .. } in doomed {
+        let parameters = with_uid(job.uid(), DeleteParams::foreground());
+        delete(&jobs, job.name_any(), parameters).await?;
+        info!(job = job.name_any(), "deleted a job of the study");
     }
     Ok(())
 }

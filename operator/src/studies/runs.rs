@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use planner::policy::request::{GangRequest, Shape};
 use serde_json::json;
-use study::{Plan, Run};
+use study::{Plan, Run, StudyJob};
 
 /// A repetition of a run.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +125,11 @@ pub(super) fn slots(plan: &Plan) -> Vec<RunRepetition<'_>> {
         slots.extend(once.iter().map(|run| RunRepetition { run, repetition }));
     }
     slots
+}
+
+/// The repetition that a job measures; `None` for a job of another version of the operator.
+pub(super) fn slot_of<'a>(job: &StudyJob, slots: &'a [RunRepetition<'_>]) -> Option<&'a RunRepetition<'a>> {
+    slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition))
 }
 
 /// The plan of a study in a cluster, or all its problems.

@@ -11,7 +11,7 @@ use study::{Plan, PointResult, Results, RunState, StudyJob};
 
 use super::next::Next;
 use super::observation::{Observation, is_being_deleted, waits_for};
-use super::runs::RunRepetition;
+use super::runs::{self, RunRepetition, slot_of};
 use crate::error::Error;
 use crate::numbers::rounded;
 
@@ -49,6 +49,12 @@ impl Draft {
         }
     }
 
+    /// Why no run trains.
+    fn wait(&mut self, message: &str) {
+        self.status.phase = Some(StudyPhase::Pending);
+        self.set(RUNNING, false, study_reasons::RUN_WAITS, message);
+    }
+
     fn end(&mut self, phase: StudyPhase) {
         self.status.phase = Some(phase);
         self.status.current = None;
@@ -74,12 +80,8 @@ pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudySt
 }
 
 /// The status with the next actions.
-pub(super) fn status(
-    observation: &Observation,
-    plan: &Plan,
-    slots: &[RunRepetition<'_>],
-    next: &Next,
-) -> ViTScalingStudyStatus {
+pub(super) fn status(observation: &Observation, plan: &Plan, next: &Next) -> ViTScalingStudyStatus {
+    let slots = &runs::slots(plan);
     let mut draft = Draft::of(observation);
     let mut measured = plan.measured(&observation.jobs);
     let states: Vec<RunState> = slots.iter().map(|slot| observation.state(plan, slot)).collect();
@@ -91,7 +93,7 @@ pub(super) fn status(
         }
     }
     draft.status.points = Results::new(plan, &measured).points.iter().map(point).collect();
-    draft.status.runs = Some(runs(&states));
+    draft.status.runs = Some(counts(&states));
     if !states.iter().any(|state| matches!(state, RunState::Open { .. })) {
         finish(&mut draft, slots, &states);
         return draft.done();
@@ -110,19 +112,13 @@ pub(super) fn status(
         follow(&mut draft, slots, job, next);
     } else if let Some(creation) = &next.create {
         draft.status.start_time.get_or_insert(Time(draft.now));
-        draft.status.phase = Some(StudyPhase::Pending);
-        draft.status.current = Some(CurrentRun {
-            run: creation.words.clone(),
-            repetition: signed(creation.repetition + 1),
-            job: creation.job.name_any(),
-        });
-        let message = format!("{}: job {} is created", creation.words, creation.job.name_any());
-        draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+        let (words, name) = (&creation.words, creation.job.name_any());
+        draft.status.current = Some(current(words, creation.repetition, &name));
+        draft.wait(&format!("{words}: job {name} is created"));
     } else if let Some(other) = &observation.waits_for {
-        draft.status.phase = Some(StudyPhase::Pending);
         draft.status.current = None;
-        let message = format!("study {other} measures first: one study at a time runs in a namespace");
-        draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+        let why = "one study at a time runs in a namespace";
+        draft.wait(&format!("study {other} measures first: {why}"));
     }
     draft.done()
 }
@@ -166,55 +162,44 @@ fn suspend(draft: &mut Draft, unfinished: Option<&StudyJob>) {
 }
 
 fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], job: &StudyJob, next: &Next) {
-    let slot = slots.iter().find(|slot| job.is_try_of(slot.run, slot.repetition));
+    let slot = slot_of(job, slots);
     let name = job.job.name_any();
     let words = slot.map_or_else(|| name.clone(), RunRepetition::words);
-    draft.status.current = Some(CurrentRun {
-        run: words.clone(),
-        repetition: signed(job.repetition() + 1),
-        job: name.clone(),
-    });
-    let is_deleted = is_being_deleted(job) || next.delete.iter().any(|deletion| deletion.name == name);
+    draft.status.current = Some(current(&words, job.repetition(), &name));
+    let is_deleted =
+        is_being_deleted(job) || next.delete.iter().any(|doomed| doomed.job.uid() == job.job.uid());
     if job.phase() == Some(Phase::Running) && !is_deleted {
         draft.status.phase = Some(StudyPhase::Running);
-        draft.set(
-            RUNNING,
-            true,
-            study_reasons::RUN_TRAINS,
-            &format!("{words} is job {name}"),
-        );
-        return;
-    }
-    draft.status.phase = Some(StudyPhase::Pending);
-    let what = if is_deleted {
-        "is being deleted".to_owned()
+        let message = format!("{words} is job {name}");
+        draft.set(RUNNING, true, study_reasons::RUN_TRAINS, &message);
+    } else if is_deleted {
+        draft.wait(&format!("{words}: job {name}: is being deleted"));
     } else {
-        waits_for(job)
-    };
-    let message = format!("{words}: job {name}: {what}");
-    draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+        draft.wait(&format!("{words}: job {name}: {}", waits_for(job)));
+    }
+}
+
+fn current(words: &str, repetition: u32, job: &str) -> CurrentRun {
+    CurrentRun {
+        run: words.into(),
+        repetition: signed(repetition + 1),
+        job: job.into(),
+    }
 }
 
 fn finish(draft: &mut Draft, slots: &[RunRepetition<'_>], states: &[RunState]) {
     draft.unset(SUSPENDED, "the study is over");
-    let mut failures: Vec<String> = slots
-        .iter()
-        .zip(states)
-        .filter_map(|(slot, state)| match state {
-            RunState::Failed(message) => Some(format!("{}: {message}", slot.words())),
-            _ => None,
-        })
-        .collect();
+    let failure = |(slot, state): (&RunRepetition<'_>, &RunState)| match state {
+        RunState::Failed(message) => Some(format!("{}: {message}", slot.words())),
+        _ => None,
+    };
+    let mut failures: Vec<String> = slots.iter().zip(states).filter_map(failure).collect();
     let total = slots.len();
     if failures.is_empty() {
         draft.end(StudyPhase::Succeeded);
         draft.unset(FAILED, "sweeps were added");
-        draft.set(
-            COMPLETE,
-            true,
-            study_reasons::ALL_RUNS_MEASURED,
-            &format!("{total} runs were measured"),
-        );
+        let message = format!("{total} runs were measured");
+        draft.set(COMPLETE, true, study_reasons::ALL_RUNS_MEASURED, &message);
         return;
     }
     draft.end(StudyPhase::Failed);
@@ -228,17 +213,20 @@ fn finish(draft: &mut Draft, slots: &[RunRepetition<'_>], states: &[RunState]) {
     draft.set(FAILED, true, study_reasons::RUNS_FAILED, &message);
 }
 
-fn runs(states: &[RunState]) -> RunsStatus {
-    let count =
-        |is_counted: fn(&RunState) -> bool| signed(states.iter().filter(|state| is_counted(state)).count());
-    let (total, measured) = (
-        signed(states.len()),
-        count(|state| matches!(state, RunState::Measured(_))),
-    );
+fn counts(states: &[RunState]) -> RunsStatus {
+    let (mut measured, mut failed) = (0, 0);
+    for state in states {
+        match state {
+            RunState::Measured(_) => measured += 1,
+            RunState::Failed(_) => failed += 1,
+            RunState::Open { .. } => {}
+        }
+    }
+    let total = signed(states.len());
     RunsStatus {
         total,
         measured,
-        failed: count(|state| matches!(state, RunState::Failed(_))),
+        failed,
         summary: format!("{measured}/{total}"),
     }
 }

@@ -1,13 +1,19 @@
-//! A study from its first job to its last, with disturbances.
+//! Stories of studies in a cluster where every change takes effect at once: each event, and what
+//! the rounds after it do until one does nothing.
+
+// As expect-test writes them.
+#![allow(clippy::needless_raw_string_hashes)]
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use contract::{Epoch, FailureClass, Measurement, PhaseSeconds};
 use crds::conditions::{reasons, types};
 use crds::status::{FailureStatus, PlacementStatus, ViTTrainingJobStatus};
-use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
+use crds::study::status::ViTScalingStudyStatus;
 use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
+use expect_test::{Expect, expect};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,7 +22,7 @@ use planner::facts::inventory::{NodeFacts, Shared, facts};
 use serde_json::{Value, json};
 use study::{Plan, StudyJob};
 
-use super::next::{Next, next};
+use super::next::next;
 use super::observation::Observation;
 use super::{runs, status};
 use crate::fixtures::{self, assert_contains, at, condition};
@@ -40,7 +46,9 @@ spec:
   - {name: strong, mode: Strong, ranks: [1, 2, 4]}
 ";
 
-/// A cluster with one study that applies every change at once.
+/// Most rounds after one event.
+const ROUNDS: usize = 5;
+
 struct Cluster {
     study: ViTScalingStudy,
     jobs: Vec<ViTTrainingJob>,
@@ -52,25 +60,18 @@ struct Cluster {
     /// Jobs with stopping pods.
     stopping: bool,
     now: Timestamp,
+    story: String,
 }
 
 impl Cluster {
-    fn new() -> Self {
-        Self::with("{}")
-    }
-
-    /// With these fields of the study's spec.
+    /// With these fields of the study's spec. `measure` only replaces the given fields.
     fn with(fields: &str) -> Self {
         let mut study: Value = serde_saphyr::from_str(MANIFEST).expect("a manifest");
         let fields: Value = serde_saphyr::from_str(fields).expect("fields");
         for (name, value) in fields.as_object().expect("fields") {
-            match value.as_object() {
-                Some(inner) if study["spec"][name].is_object() => {
-                    for (name_inside, value) in inner {
-                        study["spec"][name][name_inside] = value.clone();
-                    }
-                }
-                _ => study["spec"][name] = value.clone(),
+            match (value, &mut study["spec"][name]) {
+                (Value::Object(some), Value::Object(all)) => all.extend(some.clone()),
+                (value, known) => *known = value.clone(),
             }
         }
         Self {
@@ -79,15 +80,74 @@ impl Cluster {
             waits_for: None,
             refused: BTreeMap::new(),
             facts: ["a", "b", "c", "d", "e"]
-                .map(|name| (name.to_owned(), node(name)))
+                .map(|name| (name.to_owned(), node(name, "8")))
                 .into(),
             stopping: false,
             now: at(0),
+            story: String::new(),
         }
     }
 
-    fn plan(&self) -> Plan {
-        runs::plan(&self.study).expect("a plan")
+    /// Plays events of [`Self::happens`] and compares the story since the last call.
+    fn plays(&mut self, events: &str, expected: Expect) {
+        for event in events.split("; ") {
+            self.on(event, |cluster| cluster.happens(event));
+        }
+        self.told(expected);
+    }
+
+    fn told(&mut self, expected: Expect) {
+        expected.assert_eq(&std::mem::take(&mut self.story));
+    }
+
+    /// Something happens, and rounds follow.
+    fn on(&mut self, event: &str, happens: impl FnOnce(&mut Self)) {
+        happens(self);
+        let _ = write!(self.story, "{event}:");
+        for _ in 0..ROUNDS {
+            let (words, is_idle) = self.round();
+            if is_idle {
+                return self.story.push('\n');
+            }
+            if !words.is_empty() {
+                let start = if self.story.ends_with(':') { "" } else { "\n " };
+                let _ = write!(self.story, "{start} {}", words.join(", "));
+            }
+        }
+        panic!("the rounds do not end:\n{}", self.story);
+    }
+
+    fn happens(&mut self, event: &str) {
+        let words: Vec<&str> = event.split(' ').collect();
+        match words[..] {
+            ["begin"] => {}
+            ["trains", "on", ref nodes @ ..] => self.trains_on(nodes),
+            ["measured"] => {
+                let ranks = self.job().spec.workers.nodes;
+                self.ends(Phase::Succeeded).measurement = Some(Box::new(measurement(ranks)));
+            }
+            ["unmeasured:", reason] => {
+                self.ends(Phase::Succeeded).conditions = vec![condition(types::MEASURED, false, reason)];
+            }
+            ["failed:", reason] => {
+                self.ends(Phase::Failed).conditions = vec![condition(types::FAILED, true, reason)];
+            }
+            ["suspend"] => self.study.spec.suspend = true,
+            ["resume"] => self.study.spec.suspend = false,
+            ["lost:", node] => drop(self.facts.remove(node)),
+            ["cordoned:", node] => self.facts.get_mut(node).expect("a node").cordoned = true,
+            [class] => {
+                let status = self.ends(Phase::Failed);
+                status.conditions = vec![condition(types::FAILED, true, reasons::RESTARTS_EXHAUSTED)];
+                status.conditions[0].message = format!("attempt 1: {class}");
+                status.last_failure = Some(FailureStatus {
+                    class: class.into(),
+                    ..FailureStatus::default()
+                });
+                assert!(FailureClass::ALL.into_iter().any(|known| known.as_str() == class));
+            }
+            _ => panic!("{event}"),
+        }
     }
 
     fn observation(&self) -> Observation {
@@ -105,29 +165,38 @@ impl Cluster {
         }
     }
 
-    /// Runs a round.
-    fn round(&mut self) -> Next {
-        let (observation, plan) = (self.observation(), self.plan());
-        let slots = runs::slots(&plan);
-        let next = next(&observation, &plan, &slots);
-        self.study.status = Some(status::status(&observation, &plan, &slots, &next));
-        self.jobs
-            .retain(|job| next.delete.iter().all(|deletion| deletion.name != job.name_any()));
+    /// Runs a round. Returns what it did, with labels instead of keys of runs, and whether nothing.
+    fn round(&mut self) -> (Vec<String>, bool) {
+        let plan = runs::plan(&self.study).expect("a plan");
+        let observation = self.observation();
+        let next = next(&observation, &plan);
+        let last = observation.status();
+        let status = status::status(&observation, &plan, &next);
+        let mut words = Vec::new();
+        for deletion in &next.delete {
+            self.jobs.retain(|job| job.uid() != deletion.job.uid());
+            words.push(format!("delete {}", deletion.job.name_any()));
+        }
         if let Some(creation) = &next.create {
             let mut job = creation.job.clone();
             job.metadata.uid = Some(job.name_any());
             job.metadata.creation_timestamp = Some(Time(self.now));
+            words.push(format!("create {} {}", job.name_any(), nodes_of(&job)));
             self.jobs.push(job);
         }
-        next
+        let is_idle = words.is_empty() && status == last;
+        words.extend(changes(&last, &status));
+        self.study.status = Some(status);
+        let plain = |words: String| {
+            plan.runs
+                .iter()
+                .fold(words, |words, run| words.replace(&run.key, &run.label))
+        };
+        (words.into_iter().map(plain).collect(), is_idle)
     }
 
     fn status(&self) -> &ViTScalingStudyStatus {
         self.study.status.as_ref().expect("a status")
-    }
-
-    fn message(&self, type_: &str) -> &str {
-        &self.status().condition(type_).expect(type_).message
     }
 
     /// The only unfinished job.
@@ -136,13 +205,12 @@ impl Cluster {
             let phase = job.status.as_ref().and_then(|status| status.phase);
             phase.is_some_and(Phase::is_terminal)
         };
-        let mut under_way = self.jobs.iter_mut().filter(|job| !is_over(job));
-        let job = under_way.next().expect("an unfinished job");
-        assert!(under_way.next().is_none(), "two jobs at once");
+        let mut unfinished = self.jobs.iter_mut().filter(|job| !is_over(job));
+        let job = unfinished.next().expect("an unfinished job");
+        assert!(unfinished.next().is_none(), "two jobs at once");
         job
     }
 
-    /// The job gets nodes and trains.
     fn trains_on(&mut self, nodes: &[&str]) {
         self.job().status = Some(ViTTrainingJobStatus {
             phase: Some(Phase::Running),
@@ -154,40 +222,67 @@ impl Cluster {
         });
     }
 
-    fn job_status_of(&mut self, place: usize) -> &mut ViTTrainingJobStatus {
-        self.jobs[place].status.get_or_insert_default()
-    }
-
-    fn ends_well(&mut self) {
-        let job = self.job();
-        let ranks = u32::try_from(job.spec.workers.nodes).expect("nodes");
-        let job_status = job.status.get_or_insert_default();
-        job_status.phase = Some(Phase::Succeeded);
-        job_status.measurement = Some(Box::new(measurement(ranks)));
-    }
-
-    fn fails(&mut self, class: FailureClass) {
-        let job_status = self.job().status.get_or_insert_default();
-        job_status.phase = Some(Phase::Failed);
-        job_status.last_failure = Some(FailureStatus {
-            class: class.as_str().into(),
-            ..FailureStatus::default()
-        });
-        let mut failed = condition(types::FAILED, true, reasons::RESTARTS_EXHAUSTED);
-        failed.message = format!("attempt 1: {class}: it broke");
-        job_status.conditions = vec![failed];
+    fn ends(&mut self, phase: Phase) -> &mut ViTTrainingJobStatus {
+        let status = self.job().status.get_or_insert_default();
+        status.phase = Some(phase);
+        status
     }
 }
 
-/// A node that fits all runs.
-fn node(name: &str) -> NodeFacts {
-    facts(&fixtures::node(name, "Tesla-T4", 1), &mut Shared::default())
+/// Where a job may run.
+fn nodes_of(job: &ViTTrainingJob) -> String {
+    let (placement, workers) = (&job.spec.placement, &job.spec.workers);
+    match (placement.nodes.join(" "), placement.exclude_nodes.join(" ")) {
+        (pinned, _) if !pinned.is_empty() => format!("on {pinned}"),
+        (_, excluded) if !excluded.is_empty() => format!("without {excluded}"),
+        _ => format!("for {} x {} GPUs", workers.nodes, workers.gpus_per_node),
+    }
 }
 
-fn measurement(ranks: u32) -> Measurement {
+/// What changes in a status, in words. Running often says the same as the phase.
+fn changes(last: &ViTScalingStudyStatus, next: &ViTScalingStudyStatus) -> Vec<String> {
+    let mut words = Vec::new();
+    if let Some(phase) = next.phase.filter(|phase| last.phase != Some(*phase)) {
+        words.push(phase.as_str().to_owned());
+    }
+    if let Some(runs) = next
+        .runs
+        .as_ref()
+        .filter(|runs| last.runs.as_ref() != Some(*runs))
+    {
+        words.push(format!("{} measured, {} failed", runs.summary, runs.failed));
+    }
+    for (index, point) in next.points.iter().enumerate() {
+        let known = last.points.get(index).and_then(|point| point.failure.as_ref());
+        if let Some(failure) = point.failure.as_ref().filter(|failure| known != Some(*failure)) {
+            words.push(format!("{} ranks: {failure}", point.ranks));
+        }
+    }
+    for condition in &next.conditions {
+        let known = last.condition(&condition.type_).map(|known| &known.message);
+        let is_plain = condition.type_ == types::RUNNING
+            && (condition.status == "True" || condition.message.contains("created"));
+        if !is_plain && known != Some(&condition.message) {
+            let not = if condition.status == "True" { "" } else { "not " };
+            words.push(format!("{not}{}: {}", condition.type_, condition.message));
+        }
+    }
+    words
+}
+
+/// A node with one GPU that fits all runs.
+fn node(name: &str, cpus: &str) -> NodeFacts {
+    let mut node = fixtures::node(name, "Tesla-T4", 1);
+    let status = node.status.get_or_insert_default();
+    let allocatable = status.allocatable.get_or_insert_default();
+    allocatable.insert("cpu".into(), Quantity(cpus.into()));
+    facts(&node, &mut Shared::default())
+}
+
+fn measurement(ranks: i32) -> Measurement {
     Measurement {
-        world_size: ranks,
-        global_batch_size: u64::from(ranks) * 16,
+        world_size: ranks.cast_unsigned(),
+        global_batch_size: u64::from(ranks.cast_unsigned()) * 16,
         train_images: 1000,
         device: None,
         epochs: vec![Epoch::default(); 2],
@@ -208,21 +303,11 @@ fn measurement(ranks: u32) -> Measurement {
     }
 }
 
-/// Repetition and try: the end of a job's name.
-fn number(job: &ViTTrainingJob) -> String {
-    let name = job.name_any();
-    name.splitn(3, '-').nth(2).expect("a number").to_owned()
-}
-
 #[test]
 fn a_run_leaves_nothing_behind_and_begins_once() {
-    let mut cluster = Cluster::new();
+    let mut cluster = Cluster::with("{}");
     cluster.round();
     let job = cluster.job().clone();
-    assert_eq!(
-        job.spec.workers.nodes, 4,
-        "the one that needs most nodes goes first"
-    );
     assert!(job.name_any().len() <= 50);
     let spec = serde_json::to_value(&job.spec).expect("JSON");
     assert_eq!(spec["measure"], json!({"warmupSteps": 3}));
@@ -230,476 +315,343 @@ fn a_run_leaves_nothing_behind_and_begins_once() {
     assert_eq!(spec["failurePolicy"]["maxRestarts"], 0);
     assert_eq!(spec["activeDeadlineSeconds"], 600);
     assert_eq!(spec["ttlSecondsAfterFinished"], Value::Null);
-    assert_eq!(
-        (&spec["checkpoint"]["volume"], &spec["checkpoint"]["writers"]),
-        (&Value::Null, &json!("Auto"))
-    );
+    assert_eq!(spec["checkpoint"]["volume"], Value::Null);
+    assert_eq!(spec["checkpoint"]["writers"], "Auto");
     crds::validate(&job).expect("a valid job");
     let owner = &job.owner_references()[0];
     assert_eq!((owner.uid.as_str(), owner.controller), ("study-uid", Some(true)));
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Pending));
-    assert_contains(cluster.message(types::RUNNING), "strong-r4-b16 #1: job sizes-");
+    let running = cluster.status().condition(types::RUNNING).expect("a condition");
+    assert_contains(&running.message, "strong-r4-b16 #1: job sizes-");
 }
 
 #[test]
 fn every_run_is_measured_once_before_any_is_repeated_and_on_the_same_nodes() {
-    let mut cluster = Cluster::new();
-    let mut measured = Vec::new();
-    cluster.round();
-    for _ in 0..6 {
-        let job = cluster.job().clone();
-        let nodes = usize::try_from(job.spec.workers.nodes).expect("nodes");
-        measured.push((nodes, number(&job)));
-        if measured.len() > 1 {
-            assert_eq!(job.spec.placement.nodes, &["a", "b", "c", "d"][..nodes]);
-        }
-        cluster.trains_on(&["a", "b", "c", "d"][..nodes]);
-        cluster.round();
-        assert_eq!(cluster.status().phase, Some(StudyPhase::Running));
-        cluster.ends_well();
-        cluster.round();
-    }
-    let expected = [(4, "1"), (2, "1"), (1, "1"), (4, "2"), (2, "2"), (1, "2")];
-    assert_eq!(
-        measured,
-        expected.map(|(nodes, number)| (nodes, number.to_owned()))
+    let mut cluster = Cluster::with("{}");
+    cluster.plays(
+        "begin; trains on a b c d; measured; trains on a b; measured; trains on a; measured; trains on a b c d; \
+         measured; measured; measured",
+        expect![[r#"
+            begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/6 measured, 0 failed
+            trains on a b c d: Running
+            measured: create sizes-strong-r2-b16-1 on a b, Pending, 1/6 measured, 0 failed
+            trains on a b: Running
+            measured: create sizes-strong-r1-b16-1 on a, Pending, 2/6 measured, 0 failed
+            trains on a: Running
+            measured: create sizes-strong-r4-b16-2 on a b c d, Pending, 3/6 measured, 0 failed
+            trains on a b c d: Running
+            measured: create sizes-strong-r2-b16-2 on a b, Pending, 4/6 measured, 0 failed
+            measured: create sizes-strong-r1-b16-2 on a, 5/6 measured, 0 failed
+            measured: Succeeded, 6/6 measured, 0 failed, not Running: the study is over, Complete: 6 runs were measured
+        "#]],
     );
-    assert_eq!(cluster.jobs.len(), 6, "finished jobs are the results");
-    let status = cluster.status();
-    assert_eq!(status.phase, Some(StudyPhase::Succeeded));
-    assert_eq!(status.runs.as_ref().expect("runs").summary, "6/6");
-    assert_eq!(cluster.message(types::COMPLETE), "6 runs were measured");
-    let point = &status.points[2];
-    assert_eq!(
-        (point.ranks, point.measured, point.images_per_second),
-        (4, 2, Some(640.0))
-    );
+    let point = &cluster.status().points[2];
+    assert_eq!((point.measured, point.images_per_second), (2, Some(640.0)));
     assert_eq!((point.efficiency, point.sync_share), (Some(1.0), Some(0.1)));
-    assert!(cluster.round().create.is_none());
+    // A run whose job was deleted is measured again.
+    cluster.on("a job is deleted", |cluster| drop(cluster.jobs.remove(1)));
+    cluster.plays("measured", expect![[r#"
+        a job is deleted: create sizes-strong-r2-b16-1 on a b, Pending, 5/6 measured, 0 failed, not Complete: sweeps were added
+        measured: Succeeded, 6/6 measured, 0 failed, not Running: the study is over, Complete: 6 runs were measured
+    "#]]);
 }
 
 #[test]
 fn named_nodes_join_in_the_order_of_their_list() {
-    let mut cluster = Cluster::with(
-        "sweeps: [{name: strong, mode: Strong, ranks: [1, 2, 4], variants: [{name: ordered, \
-         spec: {placement: {nodes: [d, b, a, c]}}}]}]",
+    let sweep = "{name: strong, mode: Strong, ranks: [1, 2, 4], variants: [{name: ordered, spec: {placement: {nodes: \
+                 [d, b, a, c]}}}]}";
+    // Ranks are in another order.
+    Cluster::with(&format!("{{measure: {{repetitions: 1}}, sweeps: [{sweep}]}}")).plays(
+        "begin; trains on a b c d; measured; trains on b d; measured; trains on d; measured",
+        expect![[r#"
+            begin: create sizes-strong-r4-b16-ordered-1 on d b a c, Pending, 0/3 measured, 0 failed
+            trains on a b c d: Running
+            measured: create sizes-strong-r2-b16-ordered-1 on d b, Pending, 1/3 measured, 0 failed
+            trains on b d: Running
+            measured: create sizes-strong-r1-b16-ordered-1 on d, Pending, 2/3 measured, 0 failed
+            trains on d: Running
+            measured: Succeeded, 3/3 measured, 0 failed, not Running: the study is over, Complete: 3 runs were measured
+        "#]],
     );
-    cluster.round();
-    let order = ["d", "b", "a", "c"];
-    for count in [4, 2, 1, 4, 2, 1] {
-        assert_eq!(cluster.job().spec.placement.nodes, &order[..count]);
-        // Ranks are in another order.
-        let mut nodes = order[..count].to_vec();
-        nodes.sort_unstable();
-        cluster.trains_on(&nodes);
-        cluster.ends_well();
-        cluster.round();
-    }
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Succeeded));
 }
 
 #[test]
 fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.fails(FailureClass::PodLost);
-    cluster.round();
-    assert_eq!(
-        cluster.status().points[2].failure.as_deref(),
-        Some("attempt 1: PodLost: it broke")
+    Cluster::with("{measure: {repetitions: 1}}").plays(
+        "begin; trains on a b c d; PodLost; PodLost; OutOfMemory; unmeasured: MeasurementLost; unmeasured: NotMeasured",
+        expect![[r#"
+            begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/3 measured, 0 failed
+            trains on a b c d: Running
+            PodLost: create sizes-strong-r4-b16-1-2 on a b c d, Pending, 4 ranks: attempt 1: PodLost
+            PodLost: create sizes-strong-r2-b16-1 on a b, 0/3 measured, 1 failed
+            OutOfMemory: create sizes-strong-r1-b16-1 on a, 0/3 measured, 2 failed, 2 ranks: attempt 1: OutOfMemory
+            unmeasured: MeasurementLost: create sizes-strong-r1-b16-1-2 on a, 1 ranks: because
+            unmeasured: NotMeasured: Failed, 0/3 measured, 3 failed, not Running: the study is over, Failed: 3 of 3 runs failed: strong-r4-b16 #1: attempt 1: PodLost; strong-r2-b16 #1: attempt 1: OutOfMemory; strong-r1-b16 #1: because
+        "#]],
     );
-    assert_eq!(number(cluster.job()), "1-2", "the second try");
-    cluster.fails(FailureClass::PodLost);
-    cluster.round();
-    assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
-    cluster.fails(FailureClass::OutOfMemory);
-    cluster.round();
-    assert_eq!(cluster.job().spec.workers.nodes, 1);
-    assert_eq!(cluster.status().runs.as_ref().expect("runs").failed, 2);
-}
-
-#[test]
-fn a_study_of_which_runs_failed_says_so() {
-    let mut cluster = Cluster::with("{measure: {retries: 0, repetitions: 1}}");
-    cluster.round();
-    cluster.fails(FailureClass::Diverged);
-    cluster.round();
-    cluster.job().status = Some(ViTTrainingJobStatus {
-        phase: Some(Phase::Succeeded),
-        conditions: vec![{
-            let mut unmeasured = condition(types::MEASURED, false, reasons::NOT_MEASURED);
-            unmeasured.message = "all is warm-up".into();
-            unmeasured
-        }],
-        ..ViTTrainingJobStatus::default()
-    });
-    cluster.round();
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Failed));
-    let message = cluster.message(types::FAILED);
-    assert_eq!(
-        message,
-        "2 of 3 runs failed: strong-r4-b16 #1: attempt 1: Diverged: it broke; strong-r2-b16 #1: all is warm-up"
+    Cluster::with("{measure: {repetitions: 1}}").plays(
+        "begin; failed: PendingTimeout; failed: DeadlineExceeded; measured",
+        expect![[r#"
+            begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/3 measured, 0 failed
+            failed: PendingTimeout: create sizes-strong-r2-b16-1 for 2 x 1 GPUs, 0/3 measured, 1 failed, 4 ranks: because
+            failed: DeadlineExceeded: create sizes-strong-r1-b16-1 for 1 x 1 GPUs, 0/3 measured, 2 failed, 2 ranks: it took more than measure.timeoutSeconds (600)
+            measured: Failed, 1/3 measured, 2 failed, not Running: the study is over, Failed: 2 of 3 runs failed: strong-r4-b16 #1: because; strong-r2-b16 #1: it took more than measure.timeoutSeconds (600)
+        "#]],
     );
-    let points = &cluster.status().points;
-    assert_eq!(points[1].failure.as_deref(), Some("all is warm-up"));
-    assert_eq!(
-        (points[1].images_per_second, points[0].images_per_second),
-        (None, Some(160.0))
-    );
-}
-
-#[test]
-fn a_run_that_takes_too_long_or_waits_too_long_is_not_repeated() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.fails(FailureClass::Stalled);
-    let failed = &mut cluster.job_status_of(0).conditions[0];
-    failed.reason = reasons::PENDING_TIMEOUT.into();
-    failed.message = "the job got no GPUs within 60 s".into();
-    cluster.job_status_of(0).last_failure = None;
-    cluster.round();
-    assert_eq!(
-        cluster.status().points[2].failure.as_deref(),
-        Some("the job got no GPUs within 60 s")
-    );
-    cluster.trains_on(&["a", "b"]);
-    cluster.fails(FailureClass::Stalled);
-    cluster.job_status_of(1).conditions[0].reason = reasons::DEADLINE_EXCEEDED.into();
-    cluster.round();
-    assert_eq!(
-        cluster.status().points[1].failure.as_deref(),
-        Some("it took more than measure.timeoutSeconds (600)")
-    );
-    assert_eq!(
-        (cluster.job().spec.workers.nodes, number(cluster.job())),
-        (1, "1".into())
-    );
-}
-
-#[test]
-fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.round();
-    cluster.study.spec.suspend = true;
-    assert_eq!(cluster.round().delete.len(), 1);
-    assert_contains(cluster.message(types::SUSPENDED), "is being stopped");
-    assert!(cluster.round().create.is_none());
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Suspended));
-    cluster.study.spec.suspend = false;
-    cluster.round();
-    let job = cluster.job();
-    assert_eq!(
-        (job.spec.workers.nodes, number(job)),
-        (4, "1".into()),
-        "no try is counted"
-    );
-}
-
-#[test]
-fn a_node_that_is_gone_is_replaced_for_all_runs() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.round();
-    cluster.facts.remove("a");
-    assert!(
-        cluster.round().delete.is_empty(),
-        "a running run reports this by its failure"
-    );
-    cluster.fails(FailureClass::PodLost);
-    cluster.round();
-    assert!(cluster.job().spec.placement.nodes.is_empty());
-    cluster.trains_on(&["b", "c", "d", "e"]);
-    cluster.round();
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.nodes, ["b", "c"]);
-    // It waits for them; if one disappears, it gets others.
-    cluster.facts.get_mut("c").expect("a node").cordoned = true;
-    assert_eq!(cluster.round().delete.len(), 1);
-    cluster.round();
-    assert!(cluster.job().spec.placement.nodes.is_empty());
-}
-
-#[test]
-fn a_study_waits_while_another_one_of_its_namespace_measures() {
-    let mut cluster = Cluster::new();
-    cluster.waits_for = Some("older".into());
-    assert!(cluster.round().create.is_none());
-    assert_eq!(
-        cluster.message(types::RUNNING),
-        "study older measures first: one study at a time runs in a namespace"
-    );
-    cluster.waits_for = None;
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    // An older one was resumed: the run ends before it starts.
-    cluster.waits_for = Some("older".into());
-    assert!(cluster.round().delete.is_empty());
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Running));
-    cluster.ends_well();
-    assert!(cluster.round().create.is_none());
-}
-
-#[test]
-fn a_job_that_the_api_server_refuses_fails_its_run_alone() {
+    // The API server refuses a job for good.
     let mut cluster = Cluster::with("{measure: {repetitions: 1}}");
-    let refused = cluster.round().create.expect("a job").job.name_any();
-    cluster.jobs.clear();
+    cluster.round();
+    let refused = cluster.jobs.remove(0).name_any();
     cluster.refused.insert(refused, "denied by a webhook".into());
-    cluster.round();
-    assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
-    cluster.ends_well();
-    cluster.round();
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(
-        cluster.message(types::FAILED),
-        "1 of 3 runs failed: strong-r4-b16 #1: denied by a webhook"
+    cluster.plays("begin; measured; measured", expect![[r#"
+        begin: create sizes-strong-r2-b16-1 for 2 x 1 GPUs, 0/3 measured, 1 failed, 4 ranks: denied by a webhook
+        measured: create sizes-strong-r1-b16-1 for 1 x 1 GPUs, 1/3 measured, 1 failed
+        measured: Failed, 2/3 measured, 1 failed, not Running: the study is over, Failed: 1 of 3 runs failed: strong-r4-b16 #1: denied by a webhook
+    "#]]);
+}
+
+#[test]
+fn a_suspended_study_runs_nothing_and_counts_no_try() {
+    let mut cluster = Cluster::with("{}");
+    cluster.plays("begin; trains on a b c d; suspend; resume", expect![[r#"
+        begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/6 measured, 0 failed
+        trains on a b c d: Running
+        suspend: delete sizes-strong-r4-b16-1, not Suspended: job sizes-strong-r4-b16-1 is being stopped; it starts over later
+          Suspended, not Running: spec.suspend is set; measurements are kept, Suspended: spec.suspend is set; measurements are kept
+        resume: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, not Suspended: spec.suspend is not set
+    "#]]);
+}
+
+#[test]
+fn nodes_that_are_gone_cordoned_tainted_or_faulty_are_given_up() {
+    // A running run reports a lost node by its failure, one that waits for it does not.
+    let mut cluster = Cluster::with("{}");
+    cluster.plays(
+        "begin; trains on a b c d; lost: a; PodLost; trains on b c d e; measured; cordoned: c",
+        expect![[r#"
+            begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/6 measured, 0 failed
+            trains on a b c d: Running
+            lost: a:
+            PodLost: create sizes-strong-r4-b16-1-2 for 4 x 1 GPUs, Pending, 4 ranks: attempt 1: PodLost
+            trains on b c d e: Running
+            measured: create sizes-strong-r2-b16-1 on b c, Pending, 1/6 measured, 0 failed
+            cordoned: c: delete sizes-strong-r2-b16-1, not Running: strong-r2-b16 #1: job sizes-strong-r2-b16-1: is being deleted
+              create sizes-strong-r2-b16-1 for 2 x 1 GPUs
+        "#]],
+    );
+    let mut cluster = Cluster::with("{}");
+    cluster.plays(
+        "begin; trains on a b c d",
+        expect![[r#"
+        begin: create sizes-strong-r4-b16-1 for 4 x 1 GPUs, Pending, 0/6 measured, 0 failed
+        trains on a b c d: Running
+    "#]],
+    );
+    cluster.on("the GPU of b fails", |cluster| {
+        cluster.happens("DeviceFault");
+        let status = cluster.jobs[0].status.as_mut().expect("a status");
+        let failure = status.last_failure.as_mut().expect("a failure");
+        (failure.node, failure.time) = (Some("b".into()), Some(Time(at(0))));
+    });
+    // Not forever: there may be no other node.
+    cluster.on("599 s later", |cluster| cluster.now = at(599));
+    cluster.on("600 s later", |cluster| cluster.now = at(600));
+    cluster.plays("trains on a c d e; measured", expect![[r#"
+        the GPU of b fails: create sizes-strong-r4-b16-1-2 without b, Pending, 4 ranks: attempt 1: DeviceFault
+        599 s later:
+        600 s later: delete sizes-strong-r4-b16-1-2, not Running: strong-r4-b16 #1: job sizes-strong-r4-b16-1-2: is being deleted
+          create sizes-strong-r4-b16-1-2 for 4 x 1 GPUs
+        trains on a c d e: Running
+        measured: create sizes-strong-r2-b16-1 on a c, Pending, 1/6 measured, 0 failed
+    "#]]);
+    cluster.on("a is tainted", |cluster| {
+        let taint = json!({"key": "k", "effect": "NoSchedule"});
+        cluster.facts.get_mut("a").expect("a node").taints =
+            vec![serde_json::from_value(taint).expect("a taint")];
+    });
+    cluster.told(expect![[r#"
+        a is tainted: delete sizes-strong-r2-b16-1, not Running: strong-r2-b16 #1: job sizes-strong-r2-b16-1: is being deleted
+          create sizes-strong-r2-b16-1 for 2 x 1 GPUs
+    "#]]);
+    // A node that no run needs any more is not missed.
+    let two = "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}";
+    Cluster::with(two).plays(
+        "begin; trains on a b; lost: b; measured",
+        expect![[r#"
+        begin: create sizes-s-r2-b16-1 for 2 x 1 GPUs, Pending, 0/2 measured, 0 failed
+        trains on a b: Running
+        lost: b:
+        measured: create sizes-s-r1-b16-1 on a, Pending, 1/2 measured, 0 failed
+    "#]],
     );
 }
 
 #[test]
-fn a_run_whose_job_was_deleted_is_measured_again() {
-    let mut cluster = Cluster::with("{measure: {repetitions: 1}}");
-    for _ in 0..3 {
-        cluster.round();
-        cluster.ends_well();
-    }
-    cluster.round();
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Succeeded));
-    let two = cluster.jobs.iter().position(|job| job.spec.workers.nodes == 2);
-    cluster.jobs.remove(two.expect("a run of two nodes"));
-    cluster.round();
-    assert_eq!(cluster.status().phase, Some(StudyPhase::Pending));
-    assert_eq!(cluster.job().spec.workers.nodes, 2);
+fn nodes_that_are_too_small_for_another_variant_are_given_up_for_it_alone() {
+    let sweeps = "{name: s, mode: Strong, ranks: [1, 2]}, {name: v, mode: Variants, variants: [{name: small}, {name: large, \
+                  spec: {workers: {resources: {requests: {cpu: '48'}, limits: {cpu: '48'}}}}}]}";
+    let mut cluster = Cluster::with(&format!("{{sweeps: [{sweeps}]}}"));
+    let events = "begin; trains on a b; measured; trains on a; measured; trains on c; measured";
+    cluster.plays(
+        events,
+        expect![[r#"
+        begin: create sizes-s-r2-b16-1 for 2 x 1 GPUs, Pending, 0/6 measured, 0 failed
+        trains on a b: Running
+        measured: create sizes-s-r1-b16-1 on a, Pending, 1/6 measured, 0 failed
+        trains on a: Running
+        measured: create sizes-v-r1-b16-large-1 for 1 x 1 GPUs, Pending, 2/6 measured, 0 failed
+        trains on c: Running
+        measured: create sizes-s-r2-b16-2 for 2 x 1 GPUs, Pending, 3/6 measured, 0 failed
+    "#]],
+    );
+    let mut cluster = Cluster::with(&format!("{{sweeps: [{sweeps}]}}"));
+    cluster.facts.insert("a".into(), node("a", "64"));
+    let events = "begin; trains on a b; measured; trains on a; measured; trains on a; measured";
+    cluster.plays(
+        events,
+        expect![[r#"
+        begin: create sizes-s-r2-b16-1 for 2 x 1 GPUs, Pending, 0/6 measured, 0 failed
+        trains on a b: Running
+        measured: create sizes-s-r1-b16-1 on a, Pending, 1/6 measured, 0 failed
+        trains on a: Running
+        measured: create sizes-v-r1-b16-large-1 on a, Pending, 2/6 measured, 0 failed
+        trains on a: Running
+        measured: create sizes-s-r2-b16-2 on a b, Pending, 3/6 measured, 0 failed
+    "#]],
+    );
 }
 
 #[test]
-fn the_next_run_does_not_start_beside_pods_that_still_stop() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.fails(FailureClass::Stalled);
-    cluster.stopping = true;
-    assert!(cluster.round().create.is_none());
-    cluster.stopping = false;
-    assert!(cluster.round().create.is_some());
+fn a_study_waits_for_another_one_of_its_namespace_and_for_pods_that_stop() {
+    let mut cluster = Cluster::with("{}");
+    cluster.waits_for = Some("older".into());
+    cluster.plays("begin", expect![[r#"
+        begin: Pending, 0/6 measured, 0 failed, not Running: study older measures first: one study at a time runs in a namespace
+    "#]]);
+    cluster.on("the older one is over", |cluster| cluster.waits_for = None);
+    cluster.plays(
+        "trains on a b c d",
+        expect![[r#"
+        the older one is over: create sizes-strong-r4-b16-1 for 4 x 1 GPUs
+        trains on a b c d: Running
+    "#]],
+    );
+    // The run ends before the older one starts.
+    let older = Some("older".into());
+    cluster.on("it is resumed", |cluster| cluster.waits_for = older);
+    cluster.plays("Stalled", expect![[r#"
+        it is resumed:
+        Stalled: Pending, 4 ranks: attempt 1: Stalled, not Running: study older measures first: one study at a time runs in a namespace
+    "#]]);
+    cluster.on("it is over, but pods stop", |cluster| {
+        (cluster.waits_for, cluster.stopping) = (None, true);
+    });
+    cluster.on("they are gone", |cluster| cluster.stopping = false);
+    cluster.told(expect![[r#"
+        it is over, but pods stop:
+        they are gone: create sizes-strong-r4-b16-1-2 on a b c d
+    "#]]);
 }
 
 #[test]
 fn of_two_jobs_at_once_one_goes() {
-    let mut cluster = Cluster::new();
+    let mut cluster = Cluster::with("{}");
     cluster.round();
-    let mut second = cluster.job().clone();
-    second.metadata.name = Some("sizes-second".into());
-    second.metadata.uid = Some("second".into());
-    let labels = second.metadata.labels.as_mut().expect("labels");
-    labels.insert(crds::labels::REPETITION.into(), "2".into());
-    cluster.jobs.push(second);
-    let deleted = cluster.round().delete;
-    assert_eq!(deleted.len(), 1);
-    assert_eq!(
-        deleted[0].name, "sizes-second",
-        "the later one in the order of runs"
-    );
+    cluster.on("a second job", |cluster| {
+        let mut second = cluster.job().clone();
+        second.metadata.name = Some("sizes-second".into());
+        second.metadata.uid = Some("second".into());
+        let labels = second.metadata.labels.as_mut().expect("labels");
+        labels.insert(crds::labels::REPETITION.into(), "2".into());
+        cluster.jobs.push(second);
+    });
+    cluster.told(expect![[r#"
+        a second job: delete sizes-second
+    "#]]);
 }
 
 #[test]
 fn runs_of_one_node_begin_with_the_one_that_needs_most_of_it() {
-    let mut cluster = Cluster::with(
-        "{sweeps: [{name: s, mode: Strong, ranks: [1, 2, 8, 16], variants: [{name: v, spec: {workers: {gpusPerNode: 8}}}]}]}",
-    );
-    let sizes: Vec<(i32, i32)> = (0..4)
-        .map(|_| {
-            cluster.round();
-            let workers = &cluster.job().spec.workers;
-            let size = (workers.nodes, workers.gpus_per_node);
-            let nodes = ["a", "b"];
-            cluster.trains_on(&nodes[..size.0 as usize]);
-            cluster.fails(FailureClass::BadConfig);
-            size
-        })
-        .collect();
-    assert_eq!(sizes, [(2, 8), (1, 8), (1, 2), (1, 1)]);
-}
-
-#[test]
-fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.trains_on(&["a", "b", "c", "d"]);
-    cluster.fails(FailureClass::DeviceFault);
-    let failure = cluster.job_status_of(0).last_failure.as_mut().expect("a failure");
-    failure.node = Some("b".into());
-    failure.time = Some(Time(at(0)));
-    cluster.round();
-    let placement = &cluster.job().spec.placement;
-    assert!(placement.nodes.is_empty());
-    assert_eq!(placement.exclude_nodes, ["b"]);
-    // Not forever: there may be no other node.
-    cluster.now = at(600);
-    assert_eq!(cluster.round().delete.len(), 1);
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.exclude_nodes, [] as [String; 0]);
-    cluster.trains_on(&["a", "c", "d", "e"]);
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.nodes, ["a", "c"]);
-    let taint = json!({"key": "k", "effect": "NoSchedule"});
-    cluster.facts.get_mut("a").expect("a node").taints =
-        vec![serde_json::from_value(taint).expect("a taint")];
-    assert_eq!(cluster.round().delete.len(), 1);
-    cluster.round();
-    assert!(cluster.job().spec.placement.nodes.is_empty());
+    let variant = "{name: v, spec: {workers: {gpusPerNode: 8}}}";
+    Cluster::with(&format!(
+        "{{sweeps: [{{name: s, mode: Strong, ranks: [1, 2, 8, 16], variants: [{variant}]}}]}}"
+    ))
+    .plays("begin; BadConfig; BadConfig; BadConfig", expect![[r#"
+        begin: create sizes-s-r16-b16-v-1 for 2 x 8 GPUs, Pending, 0/8 measured, 0 failed
+        BadConfig: create sizes-s-r8-b16-v-1 for 1 x 8 GPUs, 0/8 measured, 1 failed, 16 ranks: attempt 1: BadConfig
+        BadConfig: create sizes-s-r2-b16-v-1 for 1 x 2 GPUs, 0/8 measured, 2 failed, 8 ranks: attempt 1: BadConfig
+        BadConfig: create sizes-s-r1-b16-v-1 for 1 x 1 GPUs, 0/8 measured, 3 failed, 2 ranks: attempt 1: BadConfig
+    "#]]);
 }
 
 #[test]
 fn a_measurement_of_other_steps_or_ranks_is_none() {
-    let mut cluster =
-        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
-    cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    // The job was edited.
-    cluster.job().spec.workers.nodes = 1;
-    cluster.ends_well();
-    cluster.round();
-    assert_contains(
-        cluster.status().points[1].failure.as_deref().expect("a failure"),
-        "it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step",
-    );
-    assert_eq!(number(cluster.job()), "1-2");
-}
-
-#[test]
-fn a_measurement_that_was_lost_is_made_again() {
-    let mut cluster = Cluster::new();
-    cluster.round();
-    cluster.job().status = Some(ViTTrainingJobStatus {
-        phase: Some(Phase::Succeeded),
-        conditions: vec![condition(types::MEASURED, false, reasons::MEASUREMENT_LOST)],
-        ..ViTTrainingJobStatus::default()
-    });
-    cluster.round();
-    let job = cluster.job();
-    assert_eq!((job.spec.workers.nodes, number(job)), (4, "1-2".into()));
-}
-
-#[test]
-fn another_trainer_that_does_something_else_is_not_tried_again() {
-    let other = "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2], \
-                 variants: [{name: v, spec: {external: {command: [x]}}}]}]}";
-    let mut cluster = Cluster::with(other);
-    cluster.round();
-    cluster.ends_well();
-    let measured = measurement(1);
-    cluster.job_status_of(0).measurement = Some(Box::new(measured));
-    cluster.round();
-    assert_contains(
-        cluster.status().points[1].failure.as_deref().expect("a failure"),
-        "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step instead of 2 ranks",
-    );
-    assert_eq!(cluster.job().spec.workers.nodes, 1, "the next run");
-    // Not the command's fault.
-    let mut cluster = Cluster::with(other);
-    cluster.round();
-    cluster.job().spec.workers.nodes = 1;
-    cluster.ends_well();
-    cluster.job_status_of(0).measurement = Some(Box::new(measurement(1)));
-    cluster.round();
-    assert_contains(
-        cluster.status().points[1].failure.as_deref().expect("a failure"),
-        "the job was changed: it trained on 1 ranks",
-    );
-    let job = cluster.job();
-    assert_eq!((job.spec.workers.nodes, number(job)), (2, "1-2".into()));
-}
-
-#[test]
-fn nodes_that_are_too_small_for_another_variant_are_given_up() {
-    let mut cluster = Cluster::with(
-        "{sweeps: [{name: s, mode: Variants, variants: [{name: small}, \
-         {name: large, spec: {workers: {resources: {requests: {cpu: '64'}, limits: {cpu: '64'}}}}}]}]}",
-    );
-    cluster.round();
-    cluster.trains_on(&["a"]);
-    cluster.round();
-    cluster.ends_well();
-    cluster.round();
-    let job = cluster.job();
-    assert!(job.spec.workers.resources.requests.is_some(), "the large one");
-    assert_eq!(job.spec.placement.nodes, [] as [String; 0]);
-}
-
-#[test]
-fn nodes_are_not_judged_by_a_run_that_has_just_ended() {
-    let mut cluster =
-        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
-    cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    cluster.round();
-    cluster.facts.remove("b");
-    cluster.ends_well();
-    cluster.round();
-    assert_eq!(cluster.job().spec.placement.nodes, ["a"], "b is no longer needed");
-}
-
-#[test]
-fn a_node_is_not_given_up_for_a_variant_that_does_not_use_it() {
-    let cpus = "{requests: {cpu: '48'}, limits: {cpu: '48'}}";
-    let mut cluster = Cluster::with(&format!(
-        "{{sweeps: [{{name: s, mode: Strong, ranks: [1, 2]}}, {{name: v, mode: Variants, variants: [{{name: small}}, \
-         {{name: large, spec: {{workers: {{resources: {cpus}}}}}}}]}}]}}"
-    ));
-    let mut large = fixtures::node("a", "Tesla-T4", 1);
-    let status = large.status.get_or_insert_default();
-    let allocatable = status.allocatable.get_or_insert_default();
-    allocatable.insert("cpu".into(), Quantity("64".into()));
-    cluster
-        .facts
-        .insert("a".into(), facts(&large, &mut Shared::default()));
-    cluster.round();
-    cluster.trains_on(&["a", "b"]);
-    cluster.ends_well();
-    for _ in 0..2 {
+    for (variants, is_edited, expected) in [
+        (
+            "",
+            true,
+            expect![[r#"
+            measured on one rank: create sizes-s-r2-b16-1-2 for 2 x 1 GPUs, 2 ranks: the job was changed: it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step
+        "#]],
+        ),
+        // Not the command's fault.
+        (
+            ", variants: [{name: v, spec: {external: {command: [x]}}}]",
+            true,
+            expect![[r#"
+                measured on one rank: create sizes-s-r2-b16-v-1-2 for 2 x 1 GPUs, 2 ranks: the job was changed: it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step
+            "#]],
+        ),
+        (
+            ", variants: [{name: v, spec: {external: {command: [x]}}}]",
+            false,
+            expect![[r#"
+                measured on one rank: create sizes-s-r1-b16-v-1 for 1 x 1 GPUs, 0/2 measured, 1 failed, 2 ranks: the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step instead of 2 ranks with 32 images a step
+            "#]],
+        ),
+    ] {
+        let mut cluster = Cluster::with(&format!(
+            "{{measure: {{repetitions: 1}}, sweeps: [{{name: s, mode: Strong, ranks: [1, 2]{variants}}}]}}"
+        ));
         cluster.round();
-        assert_eq!(cluster.job().spec.placement.nodes, ["a"]);
-        cluster.trains_on(&["a"]);
-        cluster.ends_well();
+        if is_edited {
+            cluster.job().spec.workers.nodes = 1;
+        }
+        cluster.on("measured on one rank", |cluster| {
+            cluster.ends(Phase::Succeeded).measurement = Some(Box::new(measurement(1)));
+        });
+        expected.assert_eq(&cluster.story);
     }
-    cluster.round();
-    assert_eq!(
-        cluster.job().spec.placement.nodes,
-        ["a", "b"],
-        "the first run again"
-    );
 }
 
 #[test]
 fn what_a_cluster_cannot_run_is_told_by_name() {
-    let why = |fields| runs::plan(&Cluster::with(fields).study).expect_err("refused");
-    assert_eq!(
-        why("{measure: {epochs: 51, repetitions: 1}}"),
-        "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a termination message holds no more"
-    );
-    let variants = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]}";
-    assert_contains(
-        &why(variants),
-        "spec.external.command is empty: must name a program",
-    );
-    let slow = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {workers: {device: cpu}}, speeds: [0.5]}]}]}";
-    assert_contains(&why(slow), "v-r1-b16-b: speeds slow the ranks of one machine");
+    let of_variant = |fields: &str| {
+        format!("{{sweeps: [{{name: v, mode: Variants, variants: [{{name: a}}, {{name: b, {fields}}}]}}]}}")
+    };
+    for (fields, expected) in [
+        (
+            "{measure: {epochs: 51, repetitions: 1}}".to_owned(),
+            "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a termination message holds no more",
+        ),
+        (
+            of_variant("spec: {external: {command: []}}"),
+            "spec.external.command is empty: must name a program",
+        ),
+        (
+            of_variant("spec: {workers: {device: cpu}}, speeds: [0.5]"),
+            "v-r1-b16-b: speeds slow the ranks of one machine: in a cluster, set workers.resources.limits.cpu instead",
+        ),
+    ] {
+        let why = runs::plan(&Cluster::with(&fields).study).expect_err("refused");
+        assert_contains(&why, expected);
+    }
 }
 
 #[test]
 fn jobs_of_others_are_left_alone() {
-    let cluster = Cluster::new();
-    let mut job = ViTTrainingJob::new("sizes-00000000-1", cluster.plan().runs[0].spec.clone());
+    let cluster = Cluster::with("{}");
+    let plan: Plan = runs::plan(&cluster.study).expect("a plan");
+    let mut job = ViTTrainingJob::new("sizes-00000000-1", plan.runs[0].spec.clone());
     job.metadata.namespace = Some("research".into());
     assert!(StudyJob::new(Arc::new(job), &cluster.study).is_none());
 }
