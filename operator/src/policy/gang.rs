@@ -143,10 +143,7 @@ impl PodView {
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
-            cannot_start: waiting(pod).and_then(cannot_start).map(|why| match why {
-                CannotStart::Misconfigured if agent_waits(pod) => CannotStart::Refused,
-                why => why,
-            }),
+            cannot_start: cannot_start(pod),
             rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
             fetch: fetch(pod),
             disruption: disruption(pod),
@@ -209,10 +206,11 @@ fn terminated<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStateTerminat
 }
 
 fn trainer(pod: &Pod) -> Trainer {
-    let mut containers = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.init_containers.iter().flatten());
+    let spec = pod.spec.as_ref();
+    let mut containers = spec
+        .and_then(|spec| spec.init_containers.as_ref())
+        .into_iter()
+        .flatten();
     if containers.any(|container| container.name == AGENT) {
         Trainer::External
     } else {
@@ -233,13 +231,17 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {
         .iter()
         .flatten()
         .find(|condition| condition.type_ == type_)?;
-    let words = [condition.reason.as_deref(), condition.message.as_deref()];
-    let words = words
-        .into_iter()
-        .flatten()
+    let words = words(condition.reason.as_deref(), condition.message.as_deref());
+    Some((condition.status.as_str(), words))
+}
+
+/// A reason with its message.
+fn words(reason: Option<&str>, message: Option<&str>) -> String {
+    let words = [reason, message].into_iter().flatten();
+    words
         .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>();
-    Some((condition.status.as_str(), words.join(": ")))
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 fn agent(pod: &Pod) -> Option<String> {
@@ -265,32 +267,18 @@ fn stuck(pod: &Pod) -> Option<String> {
     if let Some(("False", words)) = condition(pod, "PodScheduled") {
         return Some(words);
     }
-    let waiting = waiting(pod)?;
-    let reason = waiting.reason.as_deref().unwrap_or_default();
-    if matches!(reason, "" | "ContainerCreating" | "PodInitializing") {
-        return None;
-    }
-    let message = waiting.message.as_deref().unwrap_or_default();
-    Some(if message.is_empty() {
-        reason.into()
-    } else {
-        format!("{reason}: {message}")
+    let (_, waiting) = waiting(pod)?;
+    let reason = waiting.reason.as_deref();
+    let is_starting = matches!(reason, None | Some("" | "ContainerCreating" | "PodInitializing"));
+    (!is_starting).then(|| words(reason, waiting.message.as_deref()))
+}
+
+/// The first container that waits, with its name.
+fn waiting(pod: &Pod) -> Option<(&str, &ContainerStateWaiting)> {
+    statuses(pod).find_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        Some((container.name.as_str(), waiting))
     })
-}
-
-fn waiting(pod: &Pod) -> Option<&ContainerStateWaiting> {
-    statuses(pod).find_map(|container| container.state.as_ref()?.waiting.as_ref())
-}
-
-/// Whether the sidecar of another trainer waits, which is never the manifest's fault.
-fn agent_waits(pod: &Pod) -> bool {
-    let waits = |container: &ContainerStatus| {
-        container
-            .state
-            .as_ref()
-            .is_some_and(|state| state.waiting.is_some())
-    };
-    statuses(pod).any(|container| container.name == AGENT && waits(container))
 }
 
 /// Messages of `CreateContainerConfigError` that are the manifest's fault: a missing ConfigMap,
@@ -305,13 +293,19 @@ const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
 /// Classifies the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A
 /// first `ErrImagePull` may be a transient network error; the kubelet backs off only after it
 /// recurs. Other `CreateContainerConfigError`s may be transient, too; the kubelet retries them.
-fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
+fn cannot_start(pod: &Pod) -> Option<CannotStart> {
+    let (name, waiting) = waiting(pod)?;
     let message = waiting.message.as_deref().unwrap_or_default();
     let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    // The sidecar of another trainer is never the manifest's fault.
+    let misconfigured = match name {
+        AGENT => CannotStart::Refused,
+        _ => CannotStart::Misconfigured,
+    };
     match waiting.reason.as_deref()? {
-        "InvalidImageName" | "ErrImageNeverPull" => Some(CannotStart::Misconfigured),
-        "CreateContainerConfigError" => mentions(&MISCONFIGURATIONS).then_some(CannotStart::Misconfigured),
-        "ImagePullBackOff" if mentions(&NO_SUCH_IMAGE) => Some(CannotStart::Misconfigured),
+        "InvalidImageName" | "ErrImageNeverPull" => Some(misconfigured),
+        "CreateContainerConfigError" => mentions(&MISCONFIGURATIONS).then_some(misconfigured),
+        "ImagePullBackOff" if mentions(&NO_SUCH_IMAGE) => Some(misconfigured),
         "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
             Some(CannotStart::Refused)
         }
@@ -349,10 +343,7 @@ fn disruption(pod: &Pod) -> Option<String> {
     }
     let status = pod.status.as_ref()?;
     let reason = status.reason.as_deref().filter(|reason| !reason.is_empty())?;
-    Some(match status.message.as_deref() {
-        Some(message) => format!("{reason}: {message}"),
-        None => reason.into(),
-    })
+    Some(words(Some(reason), status.message.as_deref()))
 }
 
 /// `agent` is the end of another trainer's sidecar, if it has ended: it leaves the record.
@@ -361,14 +352,14 @@ fn end(
     trainer: Trainer,
     agent: Option<&ContainerStateTerminated>,
 ) -> End {
-    let words = |terminated: &ContainerStateTerminated| {
+    let message_of = |terminated: &ContainerStateTerminated| {
         let message = terminated.message.clone();
         message.filter(|message| !message.trim().is_empty())
     };
-    let message = words(terminated);
+    let message = message_of(terminated);
     let record = match trainer {
         Trainer::Own => message.clone(),
-        Trainer::External => agent.and_then(words),
+        Trainer::External => agent.and_then(message_of),
     };
     let record: Option<TerminationRecord> = record.and_then(|record| serde_json::from_str(&record).ok());
     End {
@@ -392,70 +383,144 @@ fn last_of(message: String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::fixtures;
 
-    fn view(status: serde_json::Value) -> PodView {
+    /// A pod with this status in YAML, with the states of containers by their names, and `node`.
+    fn view(status: &str) -> PodView {
         let mut pod = fixtures::pod_objects(1, "Pending").remove(0);
+        let mut status: Value = serde_saphyr::from_str(status).expect("YAML");
+        let spec = pod.spec.as_mut().expect("a spec");
+        let mut take = |name: &str| status.as_object_mut().expect("fields").remove(name);
+        spec.node_name = take("node").map(|node| node.as_str().expect("a name").into());
+        let states = [FETCH, AGENT, CONTAINER].map(|name| (name, take(name)));
+        for (name, state) in states
+            .into_iter()
+            .filter_map(|(name, state)| Some((name, state?)))
+        {
+            let list = if name == CONTAINER {
+                "containerStatuses"
+            } else {
+                "initContainerStatuses"
+            };
+            status[list] = json!([
+                {"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state},
+            ]);
+            if name == AGENT {
+                let agent =
+                    json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
+                spec.init_containers = serde_json::from_value(agent).expect("a container");
+                spec.containers[0].ports = None;
+            }
+        }
         pod.status = serde_json::from_value(status).expect("a status");
         PodView::of(&pod).expect("ours")
     }
 
-    fn container(state: serde_json::Value) -> serde_json::Value {
-        json!([{
-            "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
-        }])
-    }
-
-    /// A pod of another trainer with a sidecar, in these container states.
-    fn beside_another(phase: &str, agent: &serde_json::Value, trainer: &serde_json::Value) -> PodView {
-        let status = |name: &str, state: &serde_json::Value| json!([{"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
-        let mut pod = fixtures::pod_objects(1, phase).remove(0);
-        let spec = pod.spec.as_mut().expect("a spec");
-        let container = json!([{"name": "vit-agent", "ports": [{"name": "metrics", "containerPort": 9402}]}]);
-        spec.init_containers = serde_json::from_value(container).expect("a container");
-        spec.containers[0].ports = None;
-        pod.status = serde_json::from_value(json!({
-            "phase": phase, "podIP": "10.0.0.7",
-            "initContainerStatuses": status("vit-agent", agent), "containerStatuses": status("trainer", trainer),
-        }))
-        .expect("a status");
-        PodView::of(&pod).expect("ours")
+    /// What is special about a pod.
+    fn shown(pod: &PodView) -> String {
+        let end = pod.end.as_ref().map(|end| {
+            let record = end.record.as_ref();
+            let failure = record.and_then(|record| record.failure.as_ref());
+            let step = record
+                .and_then(|record| record.progress.as_ref())
+                .map(|progress| progress.step);
+            format!(
+                "{:?} {:?} {:?} {step:?}",
+                end.exit,
+                failure.map(|failure| &*failure.message),
+                end.message.as_deref().unwrap_or_default()
+            )
+        });
+        let fetch = pod.fetch.map(|fetch| {
+            if fetch == Fetch::Runs {
+                "fetches"
+            } else {
+                "has fetched"
+            }
+        });
+        let gpus = |holds: &Requests| format!("rejected with {:?}", holds.get("nvidia.com/gpu"));
+        let words = [
+            pod.ready.then(|| "ready".into()),
+            pod.agent.clone(),
+            fetch.map(Into::into),
+            pod.stuck.as_ref().map(|words| format!("stuck: {words}")),
+            pod.cannot_start.map(|why| format!("{why:?}")),
+            pod.rejected.as_deref().map(gpus),
+            pod.disruption.as_ref().map(|words| format!("disrupted: {words}")),
+            end,
+        ];
+        words.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     #[test]
-    fn another_trainer_has_ended_once_the_agent_beside_it_has_told_what_it_knew() {
-        let running = json!({"running": {}});
-        let ended = |code: i32, message: &str| json!({"terminated": {"exitCode": code, "message": message}});
-        let record = r#"{"progress": {"attempt": 1, "epoch": 1, "totalEpochs": 2, "step": 7, "totalSteps": 8, "updatedAt": ""}}"#;
-        let failed = ended(1, "Traceback: no such file");
-        let done = ended(0, "");
-        let pod = beside_another("Running", &running, &done);
-        assert_eq!((pod.end, pod.ready), (None, true));
-        let pod = beside_another("Running", &running, &failed);
-        assert_eq!((pod.end, pod.ready), (None, false));
-        let pod = beside_another("Running", &ended(0, record), &failed);
-        assert_eq!(pod.agent.as_deref(), Some("http://10.0.0.7:9402"));
-        let end = pod.end.expect("it has ended");
-        assert_eq!(
-            (end.exit, end.message.as_deref()),
-            (ExitCode::Other(1), Some("Traceback: no such file"))
-        );
-        let progress = end.record.and_then(|record| record.progress);
-        assert_eq!(progress.map(|progress| progress.step), Some(7));
-        // Its node may be lost before the sidecar reports.
-        let end = beside_another("Failed", &running, &failed)
-            .end
-            .expect("it has ended");
-        assert_eq!((end.record, end.message.is_some()), (None, true));
-        // The end of its output is the error.
-        let long = ended(1, &format!("{}\nno such file\n", "é".repeat(LOG_BYTES)));
-        let end = beside_another("Failed", &running, &long)
-            .end
-            .expect("it has ended");
-        let message = end.message.expect("its words");
+    fn a_pod_is_seen_in_the_words_of_whoever_knows() {
+        for case in r#"
+{trainer: {waiting: {reason: ContainerCreating}}} ->
+{trainer: {waiting: {reason: ImagePullBackOff}}} -> stuck: ImagePullBackOff; Refused
+{phase: Failed, trainer: {terminated: {exitCode: 3, message: FAILURE}}} -> BadData Some("no answer") "" None
+{phase: Failed, trainer: {terminated: {exitCode: 3, message: "exec: no such file"}}} -> BadData None "exec: no such file" None
+{phase: Failed, trainer: {terminated: {exitCode: 3, message: "  "}}} -> BadData None "" None
+{fetch: {running: {}}, trainer: {waiting: {reason: PodInitializing}}} -> fetches
+{fetch: {terminated: {exitCode: 0, finishedAt: TIME}}, trainer: {waiting: {reason: PodInitializing}}} -> has fetched
+{fetch: {terminated: {exitCode: 79, finishedAt: TIME, message: FAILURE}}} -> has fetched; Storage Some("no answer") "" None
+{fetch: {waiting: {reason: ErrImageNeverPull}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull; Misconfigured
+{phase: Running, podIP: "fd00::7", conditions: [{type: Ready, status: "True"}]} -> ready; http://[fd00::7]:9402
+{phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 0}}} -> ready
+{phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} ->
+{phase: Running, podIP: 10.0.0.7, vit-agent: {terminated: {exitCode: 0, message: STEP}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> http://10.0.0.7:9402; Other(1) None "Traceback" Some(7)
+{phase: Failed, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> Other(1) None "Traceback" None
+{vit-agent: {waiting: {reason: ErrImageNeverPull, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull: absent; Refused
+{conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node}]} -> stuck: Unschedulable: no node; rejected with Some(1)
+{conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated
+{nominatedNodeName: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable
+{node: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable
+{node: a, phase: Failed, reason: Unexpected} -> rejected with None; disrupted: Unexpected
+{node: a, phase: Failed, reason: Unexpected, trainer: {terminated: {exitCode: 137}}} -> disrupted: Unexpected; Signal(9) None "" None
+{node: a, phase: Failed, reason: Unexpected, conditions: [{type: DisruptionTarget, status: "True", reason: Evicted}]} -> disrupted: Evicted
+"#
+        .trim()
+        .lines()
+        {
+            let failure = r#"'{"failure": {"exitCode": 3, "class": "BadData", "message": "no answer"}}'"#;
+            let step = r#"'{"progress": {"attempt": 1, "epoch": 1, "totalEpochs": 2, "step": 7, "totalSteps": 8, "updatedAt": ""}}'"#;
+            let (status, expected) = case.split_once(" ->").expect("a case");
+            let status = status.replace("TIME", "'2026-01-01T00:00:00Z'");
+            let status = status.replace("FAILURE", failure).replace("STEP", step);
+            assert_eq!(shown(&view(&status)), expected.trim(), "{status}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_the_manifest_s_fault_only_if_the_kubelet_or_the_runtime_says_so() {
+        for case in r#"
+ErrImagePull: code = NotFound -> None
+ImagePullBackOff: rpc error: code = Unknown desc = dial tcp 10.0.0.1:443: connect: connection refused -> Some(Refused)
+ImagePullBackOff: rpc error: code = NotFound desc = failed to resolve reference "ghcr.io/a/b:1" -> Some(Misconfigured)
+ImagePullBackOff: rpc error: code = Unknown desc = pull access denied, repository does not exist -> Some(Misconfigured)
+ErrImageNeverPull: absent -> Some(Misconfigured)
+CreateContainerConfigError: secret "token" not found -> Some(Misconfigured)
+CreateContainerConfigError: couldn't find key a in ConfigMap research/settings -> Some(Misconfigured)
+CreateContainerConfigError: container has runAsNonRoot and image will run as root -> Some(Misconfigured)
+CreateContainerConfigError: failed to sync configmap cache: timed out waiting for the condition -> None
+"#
+        .trim()
+        .lines()
+        {
+            let (stuck, expected) = case.split_once(" -> ").expect("a case");
+            let (reason, message) = stuck.split_once(": ").expect("a reason");
+            let state = json!({"trainer": {"waiting": {"reason": reason, "message": message}}});
+            let pod = view(&state.to_string());
+            assert_eq!(format!("{:?}", pod.cannot_start), expected, "{stuck}");
+            assert_eq!(pod.stuck.as_deref(), Some(stuck));
+        }
+    }
+
+    #[test]
+    fn of_another_trainer_s_output_the_end_is_the_error() {
+        let message = last_of(format!("{}\nno such file\n", "é".repeat(LOG_BYTES)));
         assert!(
             message.len() <= LOG_BYTES && message.ends_with("é\nno such file"),
             "{message}"
@@ -463,191 +528,11 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_that_fails_is_the_end_of_its_pod_and_one_that_runs_is_none() {
-        let fetching = |state: serde_json::Value| {
-            let mut fetch = container(state);
-            fetch[0]["name"] = FETCH.into();
-            let trainer = container(json!({"waiting": {"reason": "PodInitializing"}}));
-            view(json!({"phase": "Pending", "initContainerStatuses": fetch, "containerStatuses": trainer}))
-        };
-        let ended = |code: i32, message: &str| json!({"terminated": {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}});
-        let runs = fetching(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(
-            (runs.fetch, runs.stuck, runs.end),
-            (Some(Fetch::Runs), None, None)
-        );
-        let done = fetching(ended(0, ""));
-        assert!(matches!(done.fetch, Some(Fetch::Done(_))) && done.end.is_none());
-        let record = json!({"failure": {"exitCode": 79, "class": "Storage", "message": "no answer"}});
-        let end = fetching(ended(79, &record.to_string()))
-            .end
-            .expect("it has ended");
-        let failure = end.record.and_then(|record| record.failure).expect("a failure");
-        assert_eq!(
-            (end.exit, failure.message.as_str()),
-            (ExitCode::Storage, "no answer")
-        );
-        let unknown = json!({"waiting": {"reason": "CreateContainerConfigError", "message": r#"secret "keys" not found"#}});
-        let stuck = fetching(unknown);
-        assert_eq!(stuck.cannot_start, Some(CannotStart::Misconfigured));
-        assert_eq!(
-            stuck.stuck.as_deref(),
-            Some(r#"CreateContainerConfigError: secret "keys" not found"#)
-        );
-    }
-
-    #[test]
-    fn an_agent_that_cannot_start_keeps_its_pod_from_starting() {
-        let pulling = json!({"waiting": {"reason": "ErrImageNeverPull", "message": "absent"}});
-        let waiting = json!({"waiting": {"reason": "PodInitializing"}});
-        let pod = beside_another("Pending", &pulling, &waiting);
-        assert_eq!(pod.stuck.as_deref(), Some("ErrImageNeverPull: absent"));
-        // It is not the manifest's fault.
-        assert_eq!(pod.cannot_start, Some(CannotStart::Refused));
-    }
-
-    #[test]
-    fn what_keeps_a_pod_from_starting_is_reported_in_the_words_of_whoever_knows() {
-        let waiting = |reason: &str, message: &str| {
-            let state = json!({"waiting": {"reason": reason, "message": message}});
-            view(json!({"containerStatuses": container(state)})).stuck
-        };
-        assert_eq!(
-            waiting("ErrImagePull", "not found").as_deref(),
-            Some("ErrImagePull: not found")
-        );
-        assert_eq!(
-            waiting("ImagePullBackOff", "").as_deref(),
-            Some("ImagePullBackOff")
-        );
-        assert_eq!(waiting("ContainerCreating", ""), None);
-        let config_error = "CreateContainerConfigError";
-        for (reason, message, expected) in [
-            ("ErrImagePull", "", None),
-            ("ImagePullBackOff", "", Some(CannotStart::Refused)),
-            (
-                "ImagePullBackOff",
-                r#"Back-off pulling image "ghcr.io/a/b:1": ErrImagePull: rpc error: code = Unknown desc = failed to pull and unpack image "ghcr.io/a/b:1": dial tcp 10.0.0.1:443: connect: connection refused"#,
-                Some(CannotStart::Refused),
-            ),
-            (
-                "ImagePullBackOff",
-                r#"Back-off pulling image "ghcr.io/a/b:1": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack image "ghcr.io/a/b:1": failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found"#,
-                Some(CannotStart::Misconfigured),
-            ),
-            (
-                "ImagePullBackOff",
-                r#"Back-off pulling image "a/b:1": ErrImagePull: rpc error: code = Unknown desc = failed to pull and unpack image "docker.io/a/b:1": pull access denied, repository does not exist or may require authorization"#,
-                Some(CannotStart::Misconfigured),
-            ),
-            ("ErrImageNeverPull", "", Some(CannotStart::Misconfigured)),
-            (
-                config_error,
-                r#"secret "token" not found"#,
-                Some(CannotStart::Misconfigured),
-            ),
-            (
-                config_error,
-                "couldn't find key a in ConfigMap research/settings",
-                Some(CannotStart::Misconfigured),
-            ),
-            (
-                config_error,
-                "container has runAsNonRoot and image will run as root",
-                Some(CannotStart::Misconfigured),
-            ),
-            (
-                config_error,
-                "failed to sync configmap cache: timed out waiting for the condition",
-                None,
-            ),
-        ] {
-            let state = json!({"waiting": {"reason": reason, "message": message}});
-            let pod = view(json!({"containerStatuses": container(state)}));
-            assert_eq!(pod.cannot_start, expected, "{reason}");
-        }
-        let unschedulable = view(json!({"conditions": [{
-            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available",
-        }]}));
-        assert_eq!(
-            unschedulable.stuck.as_deref(),
-            Some("Unschedulable: 0/4 nodes are available")
-        );
-    }
-
-    #[test]
-    fn the_trainer_s_record_is_read_and_other_last_words_are_kept() {
-        let ended = |message: &str| {
-            let state = json!({"terminated": {
-                "exitCode": 3, "reason": "Error", "finishedAt": "2026-09-21T00:00:00Z", "message": message,
-            }});
-            let view = view(json!({"phase": "Failed", "containerStatuses": container(state)}));
-            assert!(view.has_ended() && view.has_failed());
-            *view.end.expect("ended")
-        };
-        let record = TerminationRecord {
-            failure: Some(contract::FailureRecord {
-                rank: Some(1),
-                exit_code: 3,
-                class: contract::FailureClass::BadData,
-                memory: None,
-                message: "truncated".into(),
-            }),
-            ..TerminationRecord::default()
-        };
-        let end = ended(&serde_json::to_string(&record).expect("serializes"));
-        assert_eq!(
-            (end.exit, end.record, end.message),
-            (ExitCode::BadData, Some(record), None)
-        );
-        let end = ended("exec: no such file");
-        assert_eq!(
-            (end.record, end.message.as_deref()),
-            (None, Some("exec: no such file"))
-        );
-        assert_eq!(ended("  ").message, None);
-    }
-
-    #[test]
-    fn a_pod_is_rejected_by_kube_scheduler_or_by_a_kubelet_that_ran_nothing_of_it() {
-        let rejected = |node: Option<&str>, status: serde_json::Value| {
-            let mut pod = fixtures::pod_objects(1, "Pending").remove(0);
-            pod.spec.as_mut().expect("a spec").node_name = node.map(Into::into);
-            pod.status = serde_json::from_value(status).expect("a status");
-            let rejected = PodView::of(&pod).expect("ours").rejected;
-            rejected.map(|holds| holds.get("nvidia.com/gpu").copied())
-        };
-        let scheduled = |reason: &str| json!([{"type": "PodScheduled", "status": "False", "reason": reason}]);
-        let unschedulable = scheduled("Unschedulable");
-        assert_eq!(
-            rejected(None, json!({"conditions": unschedulable})),
-            Some(Some(1))
-        );
-        for (node, status) in [
-            (None, json!({"conditions": scheduled("SchedulingGated")})),
-            (
-                None,
-                json!({"conditions": unschedulable, "nominatedNodeName": "a"}),
-            ),
-            (Some("a"), json!({"conditions": unschedulable})),
-        ] {
-            assert_eq!(rejected(node, status.clone()), None, "{status}");
-        }
-        let failed = |mut status: serde_json::Value| {
-            status["phase"] = "Failed".into();
-            status["reason"] = "UnexpectedAdmissionError".into();
-            rejected(Some("a"), status)
-        };
-        assert_eq!(failed(json!({})), Some(None));
-        let ran = container(json!({"terminated": {"exitCode": 137}}));
-        assert_eq!(failed(json!({"containerStatuses": ran})), None);
-        let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
-        assert_eq!(failed(json!({"conditions": disrupted})), None);
-    }
-
-    #[test]
     fn pods_of_others_have_no_view() {
-        let mut pod = fixtures::pod_objects(1, "Running").remove(0);
+        let mut pod = fixtures::pod_objects(3, "Running").remove(1);
+        let view = PodView::of(&pod).expect("ours");
+        assert_eq!((view.attempt, view.node_rank, view.gang_size), (3, 1, 2));
+        assert_eq!(view.node.as_deref(), Some("b"));
         pod.metadata.owner_references = None;
         assert_eq!(PodView::of(&pod), None);
     }
