@@ -174,194 +174,156 @@ fn describe(rank: &Heartbeat, step: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{assert_contains, at, gang, pod};
+    use crate::fixtures::{at, gang, pod};
     use crate::policy::gang::PodState;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn rank(rank: u32, step: u64, idle_seconds: f64) -> Heartbeat {
-        Heartbeat {
-            rank,
-            activity: Activity::Training,
-            step: Some(step),
-            moves: step,
-            idle_seconds,
-            median_step_seconds: Some(0.25),
-            process: ProcessState::Running,
-        }
-    }
-
-    /// Signs of a stall of 70 s, with one rank per pod.
-    fn stall_signs(ranks: impl IntoIterator<Item = Heartbeat>) -> StallSigns {
-        let answer = |rank: Heartbeat| {
+    /// A pod per rank, given as `RANK@STEP IDLE_SECONDS STATE`, after this time.
+    fn judged(ranks: &str, gang: &[PodView], lasted: u64) -> Option<Failure> {
+        let answers = ranks.split(", ").filter(|rank| !rank.is_empty()).map(|rank| {
+            let words: Vec<&str> = rank.split(' ').collect();
+            let (rank, step) = words[0].split_once('@').expect("a rank and a step");
+            let state = words.get(2).copied().unwrap_or_default();
+            let heartbeat = Heartbeat {
+                rank: rank.parse().expect("a number"),
+                activity: match state {
+                    "starting" => Activity::Starting,
+                    "checkpointing" => Activity::Checkpointing,
+                    "evaluating" => Activity::Evaluating,
+                    _ => Activity::Training,
+                },
+                step: step.parse().ok(),
+                moves: 0,
+                idle_seconds: words[1].parse().expect("a number"),
+                median_step_seconds: Some(0.25),
+                process: match state {
+                    "stopped" => ProcessState::Stopped,
+                    "uninterruptible" => ProcessState::Uninterruptible,
+                    _ => ProcessState::Running,
+                },
+            };
             let heartbeats = Heartbeats {
                 attempt: 1,
-                ranks: vec![rank],
+                ranks: vec![heartbeat],
             };
             (heartbeats.ranks[0].rank as usize, heartbeats)
-        };
-        StallSigns {
-            lasted: Duration::from_secs(70),
+        });
+        let signs = StallSigns {
+            lasted: Duration::from_secs(lasted),
             bound: MINUTE,
-            answers: ranks.into_iter().map(answer).collect(),
-        }
-    }
-
-    fn judged(signs: &StallSigns) -> Option<Failure> {
-        stalled(signs, &gang(1), 1, at(1000))
+            answers: answers.collect(),
+        };
+        stalled(&signs, gang, gang[0].attempt, at(1000))
     }
 
     #[test]
     fn the_bound_is_the_jobs_own_or_ten_of_its_steps_and_five_minutes_at_least() {
         let given = Duration::from_secs(5);
-        assert_eq!(bound(Some(given), Some(100.0)), Some(given));
-        assert_eq!(bound(Some(given), None), Some(given));
-        assert_eq!(bound(None, Some(0.1)), Some(LEAST));
-        assert_eq!(bound(None, Some(90.0)), Some(Duration::from_secs(900)));
-        assert_eq!(bound(None, None), None);
-        assert_eq!(bound(None, Some(f64::NAN)), None);
-    }
-
-    #[test]
-    fn a_stopped_rank_is_named_with_its_pod_and_node() {
-        let stopped = Heartbeat {
-            process: ProcessState::Stopped,
-            ..rank(1, 7, 71.0)
-        };
-        let failure = judged(&stall_signs([rank(0, 7, 70.5), stopped])).expect("stalled");
-        assert_eq!(failure.class, FailureClass::Stalled);
-        assert_eq!(
-            (failure.rank, failure.pod.as_str(), failure.node.as_deref()),
-            (Some(1), "digits-1-1", Some("b"))
-        );
-        let since = at(930);
-        assert_eq!(
-            failure.message,
-            format!(
-                "no rank has finished a step for 70 s, since {since} at step 7 (limit 60 s, median step 0.250 s; \
-                 failurePolicy.stallTimeoutSeconds): rank 1: its process is stopped by a signal or a debugger"
-            )
-        );
-    }
-
-    #[test]
-    fn the_rank_with_the_fewest_steps_is_to_blame_before_one_that_waits() {
-        let waiting = Heartbeat {
-            process: ProcessState::Uninterruptible,
-            ..rank(0, 7, 70.5)
-        };
-        let failure = judged(&stall_signs([waiting, rank(1, 6, 70.5)])).expect("stalled");
-        assert_eq!(failure.rank, Some(1));
-        assert_contains(&failure.message, "rank 1 is at step 6: its process runs or waits");
-    }
-
-    #[test]
-    fn where_nothing_tells_ranks_apart_no_node_is_blamed() {
-        let failure = judged(&stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)])).expect("stalled");
-        assert_eq!((failure.rank, failure.node), (None, None));
-        assert_contains(&failure.message, "no rank is behind the others");
-    }
-
-    #[test]
-    fn either_sign_alone_is_no_stall() {
-        let both = stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
-        assert!(judged(&both).is_some());
-        let early = StallSigns {
-            lasted: Duration::from_secs(59),
-            ..both.clone()
-        };
-        assert_eq!(
-            judged(&early),
-            None,
-            "the operator has not looked for long enough"
-        );
-        let moving = stall_signs([rank(0, 7, 70.0), rank(1, 7, 0.2)]);
-        assert_eq!(judged(&moving), None, "rank 1 has finished a step");
-        let alone = stall_signs([rank(0, 7, 70.0)]);
-        assert_eq!(judged(&alone), None, "nobody but rank 0's own agent says so");
-        let others = stall_signs([rank(1, 7, 70.0)]);
-        assert_eq!(judged(&others), None, "rank 0's agent does not answer");
-        assert_eq!(judged(&stall_signs([])), None, "nobody answers");
-        let other_attempt = stalled(&both, &gang(2), 2, at(1000));
-        assert_eq!(other_attempt, None, "it was the gang before");
-    }
-
-    #[test]
-    fn an_agent_of_rank_0_that_does_not_answer_is_a_stall_where_its_kubelet_finds_the_same() {
-        let mut gang = gang(1);
-        gang[0].ready = false;
-        let silence = |seconds| SilentAgent {
-            lasted: Duration::from_secs(seconds),
-            bound: MINUTE,
-        };
-        assert_eq!(silent(silence(59), &gang), None);
-        let failure = silent(silence(60), &gang).expect("stalled");
-        assert_eq!(
-            (failure.class, failure.pod.as_str(), failure.node.as_deref()),
-            (FailureClass::Stalled, "digits-1-0", Some("a"))
-        );
-        assert_eq!(
-            failure.message,
-            "the agent of pod digits-1-0 has not answered for 60 s (limit 60 s; failurePolicy.stallTimeoutSeconds), and its \
-             kubelet reports it as not ready"
-        );
-        gang[0].ready = true;
-        gang[1].ready = false;
-        assert_eq!(
-            silent(silence(600), &gang),
-            None,
-            "only the operator cannot reach it"
-        );
-        gang[0].ready = false;
-        gang[0].state = PodState::Succeeded;
-        assert_eq!(silent(silence(600), &gang), None, "it is done");
-    }
-
-    #[test]
-    fn starting_and_checkpoints_may_take_any_time() {
-        for activity in [Activity::Starting, Activity::Checkpointing] {
-            for busy in [0, 1] {
-                let mut ranks = [rank(0, 7, 700.0), rank(1, 7, 700.0)];
-                ranks[busy].activity = activity;
-                assert_eq!(judged(&stall_signs(ranks)), None, "{activity:?} on rank {busy}");
-            }
+        for (given, median, expected) in [
+            (Some(given), Some(100.0), Some(given)),
+            (Some(given), None, Some(given)),
+            (None, Some(0.1), Some(LEAST)),
+            (None, Some(90.0), Some(Duration::from_secs(900))),
+            (None, None, None),
+            (None, Some(f64::NAN), None),
+        ] {
+            assert_eq!(bound(given, median), expected, "{given:?} {median:?}");
         }
     }
 
     #[test]
-    fn an_evaluation_that_gets_on_may_take_any_time_and_one_that_hangs_is_a_stall() {
-        let evaluating = |number, idle_seconds| Heartbeat {
-            activity: Activity::Evaluating,
-            ..rank(number, 7, idle_seconds)
-        };
-        let busy = stall_signs([evaluating(0, 70.0), evaluating(1, 3.0)]);
-        assert_eq!(judged(&busy), None, "rank 0 has done its share, rank 1 not yet");
-        let failure = judged(&stall_signs([evaluating(0, 70.0), evaluating(1, 71.0)])).expect("stalled");
-        assert_contains(
-            &failure.message,
-            "no rank has finished a batch of the evaluation for 70 s",
-        );
-    }
-
-    #[test]
-    fn a_gang_of_one_pod_has_its_agent_as_the_second_sign() {
-        let alone = stall_signs([rank(0, 7, 70.0)]);
-        let failure = stalled(&alone, &[pod(1, 0)], 1, at(1000)).expect("stalled");
-        assert_eq!((failure.rank, failure.node.as_deref()), (Some(0), Some("a")));
-    }
-
-    #[test]
-    fn of_three_pods_the_one_that_does_not_answer_is_named_where_no_rank_is_behind() {
-        let mut gang = gang(1);
-        gang.push(PodView {
+    fn a_gang_that_both_signs_call_stuck_is_blamed_on_the_rank_that_blocks_the_others() {
+        let silent = PodView {
             name: "digits-1-2".into(),
             node_rank: 2,
             node: Some("c".into()),
             ..pod(1, 0)
-        });
-        let two = stall_signs([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
-        let failure = stalled(&two, &gang, 1, at(1000)).expect("stalled");
-        assert_eq!((failure.rank, failure.node.as_deref()), (None, Some("c")));
-        assert_contains(&failure.message, "the agent of pod digits-1-2 does not answer");
+        };
+        let (one, two) = (vec![pod(1, 0)], gang(1));
+        let three = [gang(1), vec![silent]].concat();
+        let gangs = [one, two, three];
+        for case in "
+2 pods: 0@7 70.5, 1@7 71 stopped -> Some(1) on b: rank 1: its process is stopped by a signal or a debugger
+2 pods: 0@7 70 uninterruptible, 1@6 70 -> Some(1) on b: rank 1 is at step 6: its process runs or waits
+2 pods: 0@7 70, 1@7 70 -> None on no node: no rank is behind the others
+2 pods: 0@7 70 evaluating, 1@7 71 evaluating -> None on no node: no rank is behind the others
+3 pods: 0@7 70, 1@7 70 -> None on c: the agent of pod digits-1-2 does not answer
+1 pods: 0@7 70 -> Some(0) on a: rank 0: its process runs or waits
+2 pods: 0@7 70, 1@7 0.2 -> rank 1 has finished a step
+2 pods: 0@7 70 -> nobody but rank 0's own agent says so
+2 pods: 1@7 70 -> rank 0's agent does not answer
+2 pods:  -> nobody answers
+2 pods: 0@7 700 starting, 1@7 700 -> starting may take any time
+2 pods: 0@7 700, 1@7 700 starting -> starting may take any time
+2 pods: 0@7 700 checkpointing, 1@7 700 -> so may saving
+2 pods: 0@7 700, 1@7 700 checkpointing -> so may saving
+2 pods: 0@7 70 evaluating, 1@7 3 evaluating -> rank 0 has done its share, rank 1 not yet
+"
+        .trim()
+        .lines()
+        {
+            let (pods, case) = case.split_once(" pods: ").expect("pods");
+            let (ranks, expected) = case.split_once(" -> ").expect("a case");
+            let gang = &gangs[pods.parse::<usize>().expect("a number") - 1];
+            let Some(failure) = judged(ranks, gang, 70) else {
+                assert!(!expected.contains(" on "), "{ranks} is no stall");
+                continue;
+            };
+            let node = failure.node.as_deref().unwrap_or("no node");
+            let (_, why) = failure.message.split_once("): ").expect("a reason");
+            assert_eq!(
+                format!("{:?} on {node}: {why}", failure.rank),
+                expected,
+                "{ranks}"
+            );
+            assert_eq!(
+                judged(ranks, gang, 59),
+                None,
+                "the operator has not looked for long enough"
+            );
+        }
+        let both = "0@7 70 evaluating, 1@7 70 evaluating";
+        assert_eq!(judged(both, &gang(2), 70), None, "it was the gang before");
+        let since = at(930);
+        for (state, what) in [("training", "step"), ("evaluating", "batch of the evaluation")] {
+            let failure = judged(&format!("0@7 70 {state}, 1@7 70 {state}"), &gang(1), 70).expect("stalled");
+            assert_eq!(
+                (failure.class, failure.pod.as_str()),
+                (FailureClass::Stalled, "digits-1-0")
+            );
+            let message = format!(
+                "no rank has finished a {what} for 70 s, since {since} at step 7 (limit 60 s, median step 0.250 s; \
+                 failurePolicy.stallTimeoutSeconds): no rank is behind the others"
+            );
+            assert_eq!(failure.message, message);
+        }
+    }
+
+    #[test]
+    fn an_agent_of_rank_0_that_does_not_answer_is_a_stall_where_its_kubelet_finds_the_same() {
+        let message = "the agent of pod digits-1-0 has not answered for 60 s (limit 60 s; failurePolicy.stallTimeoutSeconds), \
+                       and its kubelet reports it as not ready";
+        for (seconds, ready, state, expected) in [
+            (59, [false, true], PodState::Running, None),
+            (60, [false, true], PodState::Running, Some(message)),
+            // Only the operator cannot reach it.
+            (600, [true, false], PodState::Running, None),
+            // It is done.
+            (600, [false, false], PodState::Succeeded, None),
+        ] {
+            let mut gang = gang(1);
+            (gang[0].ready, gang[1].ready, gang[0].state) = (ready[0], ready[1], state);
+            let lasted = Duration::from_secs(seconds);
+            let bound = MINUTE;
+            let failure = silent(SilentAgent { lasted, bound }, &gang);
+            assert_eq!(failure.as_ref().map(|failure| &*failure.message), expected);
+            if let Some(failure) = failure {
+                assert_eq!(
+                    (failure.class, failure.node.as_deref()),
+                    (FailureClass::Stalled, Some("a"))
+                );
+            }
+        }
     }
 }
