@@ -149,11 +149,7 @@ fn lost(pod: &PodView) -> String {
 
 fn truncated(mut message: String) -> String {
     if message.len() > MESSAGE_BYTES {
-        let end = (0..=MESSAGE_BYTES)
-            .rev()
-            .find(|index| message.is_char_boundary(*index))
-            .unwrap_or(0);
-        message.truncate(end);
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
         message.push_str("...");
     }
     message
@@ -161,26 +157,14 @@ fn truncated(mut message: String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use contract::{FailureRecord, TerminationRecord};
-
     use super::*;
     use crate::policy::gang::PodState;
 
-    fn pod(name: &str) -> PodView {
-        PodView {
-            name: name.into(),
-            state: PodState::Running,
-            ..PodView::default()
-        }
-    }
-
+    /// A pod whose trainer exited at this second without a record.
     fn ended(name: &str, code: u8, second: i64) -> PodView {
         PodView {
-            state: if code == 0 {
-                PodState::Succeeded
-            } else {
-                PodState::Failed
-            },
+            name: name.into(),
+            state: PodState::Failed,
             end: Some(Box::new(End {
                 exit: ExitCode::from_code(code),
                 reason: "Error".into(),
@@ -188,125 +172,95 @@ mod tests {
                 record: None,
                 message: None,
             })),
-            ..pod(name)
+            ..PodView::default()
         }
     }
 
-    fn with_record(mut pod: PodView, class: FailureClass, rank: u32, code: u8) -> PodView {
-        pod.end.as_mut().expect("ended").record = Some(TerminationRecord {
-            failure: Some(FailureRecord {
-                rank: Some(rank),
-                exit_code: code,
-                class,
-                memory: None,
-                message: "in its own words".into(),
-            }),
-            ..TerminationRecord::default()
-        });
-        pod
+    fn words(failure: Option<Failure>) -> String {
+        failure.map_or_else(String::new, |failure| {
+            format!("{}: {}", failure.class, failure.message)
+        })
     }
 
     #[test]
-    fn the_rank_that_lost_its_peer_is_not_to_blame() {
-        let gang = [
-            with_record(ended("a", 75, 10), FailureClass::PeerLost, 0, 75),
-            with_record(ended("b", 3, 11), FailureClass::BadData, 1, 3),
-        ];
-        let failure = root_cause(&gang).expect("failed");
-        assert_eq!(
-            (failure.class, failure.rank, failure.pod.as_str()),
-            (FailureClass::BadData, Some(1), "b")
-        );
-        assert_eq!(failure.message, "in its own words");
-    }
-
-    #[test]
-    fn of_two_causes_the_first_by_time_is_to_blame() {
-        let failure = root_cause(&[ended("a", 139, 20), ended("b", 137, 19)]).expect("failed");
-        assert_eq!((failure.pod.as_str(), failure.exit_code), ("b", Some(137)));
-        assert_eq!(failure.message, "ended by signal 9");
-    }
-
-    #[test]
-    fn a_pod_that_went_away_is_to_blame_before_those_that_lost_it() {
+    fn the_first_cause_is_to_blame_before_a_pod_that_went_away_and_that_before_an_echo() {
         let gone = PodView {
             lost: true,
-            ..pod("a")
+            end: None,
+            state: PodState::Running,
+            ..ended("c", 0, 0)
         };
-        let failure = root_cause(&[gone, ended("b", 75, 5)]).expect("failed");
-        assert_eq!(
-            (failure.class, failure.message.as_str()),
-            (FailureClass::PodLost, "pod a went away")
-        );
+        let mut pods = vec![ended("a", 75, 5), gone, ended("b", 139, 20), ended("d", 137, 19)];
+        for (expected, blamed) in [
+            ("Killed: ended by signal 9", 3),
+            ("Killed: ended by signal 11", 2),
+            ("PodLost: pod c went away", 1),
+            ("PeerLost: exited with code 75", 0),
+        ] {
+            assert_eq!(words(root_cause(&pods)), expected);
+            pods.remove(blamed);
+        }
     }
 
     #[test]
     fn kubelet_reasons_stand_in_for_a_record_that_is_missing() {
-        let mut killed = ended("a", 137, 1);
-        killed.end.as_mut().expect("ended").reason = "OOMKilled".into();
-        let failure = failure_of(&killed).expect("failed");
-        assert_eq!(
-            (failure.class, failure.memory),
-            (FailureClass::OutOfMemory, Some(Memory::Host))
-        );
-        let evicted = PodView {
-            disruption: Some("Evicted: low on disk".into()),
-            ..ended("a", 137, 1)
-        };
-        let failure = failure_of(&evicted).expect("failed");
-        assert_eq!(
-            (failure.class, failure.message.as_str()),
-            (FailureClass::PodLost, "Evicted: low on disk")
-        );
-        let failed_without_container = PodView {
-            state: PodState::Failed,
-            disruption: Some("UnexpectedAdmissionError: no GPU left".into()),
-            ..pod("a")
-        };
-        assert_eq!(
-            failure_of(&failed_without_container).expect("failed").message,
-            "UnexpectedAdmissionError: no GPU left"
-        );
-    }
-
-    #[test]
-    fn running_and_finished_pods_have_not_failed() {
-        assert_eq!(failure_of(&pod("a")), None);
-        assert_eq!(failure_of(&ended("a", 0, 1)), None);
-        let finished_and_deleted = PodView {
-            deletion_timestamp: Some(jiff::Timestamp::UNIX_EPOCH),
-            ..ended("a", 0, 1)
-        };
-        assert_eq!(failure_of(&finished_and_deleted), None);
-    }
-
-    #[test]
-    fn a_pod_that_cannot_start_fails_in_the_kubelets_words() {
-        let pulling = |cannot_start| PodView {
-            state: PodState::Pending,
-            stuck: Some("ImagePullBackOff: not found".into()),
-            cannot_start,
-            ..pod("a")
-        };
-        assert_eq!(failure_of(&pulling(None)), None);
-        for (cannot_start, class) in [
-            (CannotStart::Misconfigured, FailureClass::BadConfig),
-            (CannotStart::Refused, FailureClass::StartFailed),
+        for (code, reason, disruption, expected) in [
+            (
+                137,
+                "OOMKilled",
+                None,
+                "OutOfMemory: killed: the container reached its memory limit",
+            ),
+            (
+                137,
+                "Error",
+                Some("Evicted: low on disk"),
+                "PodLost: Evicted: low on disk",
+            ),
+            (
+                143,
+                "Error",
+                None,
+                "PodLost: the trainer stopped on a SIGTERM that the operator did not send",
+            ),
         ] {
-            let failure = failure_of(&pulling(Some(cannot_start))).expect("failed");
-            assert_eq!(
-                (failure.class, failure.message.as_str()),
-                (class, "ImagePullBackOff: not found")
-            );
+            let mut pod = ended("a", code, 1);
+            pod.end.as_mut().expect("ended").reason = reason.into();
+            pod.disruption = disruption.map(Into::into);
+            assert_eq!(words(failure_of(&pod)), expected);
+            // A pod without a container.
+            pod.end = None;
+            let lost = disruption.unwrap_or("pod a went away");
+            assert_eq!(words(failure_of(&pod)), format!("PodLost: {lost}"));
         }
     }
 
     #[test]
-    fn a_stop_that_nobody_here_asked_for_is_a_lost_pod() {
-        assert_eq!(
-            failure_of(&ended("a", 143, 1)).expect("failed").class,
-            FailureClass::PodLost
-        );
+    fn a_pod_that_runs_or_is_done_has_not_failed_and_one_that_cannot_start_has() {
+        let done = PodView {
+            state: PodState::Succeeded,
+            deletion_timestamp: Some(Timestamp::UNIX_EPOCH),
+            ..ended("a", 0, 1)
+        };
+        assert_eq!(failure_of(&done), None);
+        for (cannot_start, expected) in [
+            (None, ""),
+            (
+                Some(CannotStart::Misconfigured),
+                "BadConfig: ImagePullBackOff: not found",
+            ),
+            (
+                Some(CannotStart::Refused),
+                "StartFailed: ImagePullBackOff: not found",
+            ),
+        ] {
+            let pulling = PodView {
+                stuck: Some("ImagePullBackOff: not found".into()),
+                cannot_start,
+                ..PodView::default()
+            };
+            assert_eq!(words(failure_of(&pulling)), expected);
+        }
     }
 
     #[test]

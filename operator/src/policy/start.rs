@@ -80,82 +80,89 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-    use crate::fixtures::{assert_contains, at, gang, job_in, pod};
+    use crate::fixtures::{at, job_in, pod};
 
     /// Of a gang placed at second 0 with a timeout of a minute.
-    fn overdue_at(second: i64, gang: &[PodView]) -> Option<Failure> {
+    fn overdue_at(second: i64, gang: &[PodView]) -> Option<String> {
         let mut job = job_in(Phase::Starting, 1);
         job.spec.scheduling.start_timeout_seconds = 60;
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
-        overdue(gang, &job, &status, at(second))
+        let failure = overdue(gang, &job, &status, at(second))?;
+        assert_eq!(failure.class, FailureClass::StartFailed);
+        Some(failure.message)
+    }
+
+    fn waiting(node_rank: usize, fetch: Option<Fetch>) -> PodView {
+        PodView {
+            state: PodState::Pending,
+            ready: false,
+            fetch,
+            ..pod(1, node_rank)
+        }
     }
 
     #[test]
     fn a_gang_has_its_time_and_the_pod_that_is_stuck_is_to_blame() {
-        let waiting = PodView {
-            state: PodState::Pending,
-            ready: false,
-            ..pod(1, 0)
+        let pods = |state, stuck: Option<&str>| {
+            let stuck = PodView {
+                state,
+                stuck: stuck.map(Into::into),
+                ..waiting(1, None)
+            };
+            [waiting(0, None), stuck]
         };
-        let stuck = PodView {
-            stuck: Some("Unschedulable: 0/4 nodes are available".into()),
-            node_rank: 1,
-            ..waiting.clone()
-        };
-        let gang = [waiting, stuck];
-        assert_eq!(overdue_at(59, &gang), None);
+        for (gang, expected) in [
+            (
+                pods(PodState::Pending, Some("no node")),
+                "2 of 2 pods",
+                "pod digits-1-1: no node",
+            ),
+            (
+                pods(PodState::Running, None),
+                "2 of 2 pods",
+                "pod digits-1-0: it is pending",
+            ),
+            // Pods that are ready or done are not late.
+            (
+                pods(PodState::Succeeded, None),
+                "1 of 2 pods",
+                "pod digits-1-0: it is pending",
+            ),
+            (
+                [pod(1, 0), pods(PodState::Running, None)[1].clone()],
+                "1 of 2 pods",
+                "pod digits-1-1: it runs, but its agent does not answer",
+            ),
+        ]
+        .map(|(gang, late, why)| {
+            (
+                gang,
+                format!("{late} were not ready within 60 s (scheduling.startTimeoutSeconds); {why}"),
+            )
+        }) {
+            assert_eq!(overdue_at(59, &gang), None);
+            assert_eq!(overdue_at(60, &gang), Some(expected));
+        }
+        assert_eq!(overdue_at(1000, &[pod(1, 0), pod(1, 1)]), None);
         let unplaced = ViTTrainingJobStatus::default();
-        assert_eq!(
-            overdue(&gang, &job_in(Phase::Starting, 1), &unplaced, at(1000)),
-            None
-        );
-        let failure = overdue_at(60, &gang).expect("overdue");
-        assert_eq!(failure.class, FailureClass::StartFailed);
-        assert!(
-            failure
-                .message
-                .starts_with("2 of 2 pods were not ready within 60 s")
-                && failure
-                    .message
-                    .ends_with("Unschedulable: 0/4 nodes are available"),
-            "{}",
-            failure.message
-        );
+        let job = job_in(Phase::Starting, 1);
+        assert_eq!(overdue(&[waiting(0, None)], &job, &unplaced, at(1000)), None);
     }
 
     #[test]
     fn what_is_fetched_takes_its_time_and_the_rest_has_its_own() {
-        let pods = |first, second| {
-            let pod = |fetch| PodView {
-                state: PodState::Pending,
-                ready: false,
-                fetch,
-                ..pod(1, 0)
-            };
-            [pod(first), pod(second)]
-        };
-        let done = |second| Some(Fetch::Done(at(second)));
         let runs = Some(Fetch::Runs);
-        assert_eq!(overdue_at(9000, &pods(runs, runs)), None);
-        // One trainer does not start while the other pod fetches.
-        let fetched = pods(done(500), runs);
-        assert_eq!(overdue_at(559, &fetched), None);
-        assert!(overdue_at(560, &fetched).is_some());
-        // A pod that never fetched has its time from the placement on.
-        assert_eq!(overdue_at(59, &pods(None, runs)), None);
-        assert!(overdue_at(60, &pods(None, runs)).is_some());
-    }
-
-    #[test]
-    fn pods_that_are_ready_or_done_are_not_late() {
-        let mut gang = gang(1);
-        assert_eq!(overdue_at(1000, &gang), None);
-        gang[1].ready = false;
-        gang[1].state = PodState::Succeeded;
-        assert_eq!(overdue_at(1000, &gang), None);
-        gang[1].state = PodState::Running;
-        let failure = overdue_at(1000, &gang).expect("overdue");
-        assert_contains(&failure.message, "its agent does not answer");
+        for (fetch, overdue_from) in [
+            (runs, 9001),
+            // One trainer does not start while the other pod fetches.
+            (Some(Fetch::Done(at(500))), 560),
+            // A pod that never fetched has its time from the placement on.
+            (None, 60),
+        ] {
+            let gang = [waiting(0, fetch), waiting(1, runs)];
+            assert_eq!(overdue_at(overdue_from - 1, &gang), None);
+            assert_eq!(overdue_at(overdue_from, &gang).is_some(), fetch != runs);
+        }
     }
 }

@@ -41,31 +41,23 @@ mod tests {
 
     #[test]
     fn a_job_is_stopped_once_and_never_after_its_end() {
-        for (phase, suspend, nodes, expected) in [
-            (Phase::Running, true, 2, Some(StopReason::Suspend)),
-            (Phase::Pending, true, 2, Some(StopReason::Suspend)),
-            (Phase::Restarting, true, 2, Some(StopReason::Suspend)),
-            (Phase::Suspending, true, 2, None),
-            (Phase::Suspended, true, 2, None),
-            (Phase::Succeeded, true, 2, None),
-            (Phase::Failed, true, 3, None),
-            (Phase::Running, false, 2, None),
-            (Phase::Starting, false, 3, Some(StopReason::Resize)),
+        for (phase, suspend, sizes, expected) in [
+            (Phase::Running, true, vec![3], Some(StopReason::Suspend)),
+            (Phase::Pending, true, vec![2], Some(StopReason::Suspend)),
+            (Phase::Restarting, true, vec![2], Some(StopReason::Suspend)),
+            (Phase::Suspending, true, vec![2], None),
+            (Phase::Suspended, true, vec![2], None),
+            (Phase::Succeeded, true, vec![2], None),
+            (Phase::Failed, true, vec![3], None),
+            (Phase::Running, false, vec![8, 4, 2], None),
+            (Phase::Running, false, vec![8, 4], Some(StopReason::Resize)),
+            (Phase::Starting, false, vec![3], Some(StopReason::Resize)),
             // The next gang gets the new size anyway.
-            (Phase::Restarting, false, 3, None),
-            (Phase::Pending, false, 3, None),
-            (Phase::Running, true, 3, Some(StopReason::Suspend)),
+            (Phase::Restarting, false, vec![3], None),
+            (Phase::Pending, false, vec![3], None),
         ] {
-            assert_eq!(
-                stop_wanted(phase, 2, suspend, &[nodes]),
-                expected,
-                "{phase:?} suspend={suspend} nodes={nodes}"
-            );
+            let found = stop_wanted(phase, 2, suspend, &sizes);
+            assert_eq!(found, expected, "{phase:?} suspend={suspend} {sizes:?}");
         }
-        assert_eq!(stop_wanted(Phase::Running, 2, false, &[8, 4, 2]), None);
-        assert_eq!(
-            stop_wanted(Phase::Running, 2, false, &[8, 4]),
-            Some(StopReason::Resize)
-        );
     }
 }
