@@ -3,6 +3,8 @@
 use contract::FailureClass;
 use jiff::SignedDuration;
 
+use crate::error;
+
 /// What follows a failed attempt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Verdict {
@@ -35,8 +37,8 @@ pub(crate) fn verdict(
 /// Time between a failure and the next attempt: doubles with each failure since the last new
 /// checkpoint, up to a minute.
 pub(crate) fn back_off(failures_since_checkpoint: i32) -> SignedDuration {
-    let doublings = u32::try_from(failures_since_checkpoint - 1).unwrap_or(0).min(6);
-    SignedDuration::from_secs((1_i64 << doublings).min(60))
+    let before = u32::try_from(failures_since_checkpoint - 1).unwrap_or(0);
+    SignedDuration::try_from(error::back_off(before)).unwrap_or(SignedDuration::MAX)
 }
 
 /// How long an attempt whose only known failure is an echo keeps its pods, so that the record of
@@ -53,19 +55,26 @@ mod tests {
 
     #[test]
     fn the_budget_is_that_many_restarts() {
-        let (killed, bad_data) = (FailureClass::Killed, FailureClass::BadData);
-        assert_eq!(verdict(killed, false, 1, 1), Verdict::Restart);
-        assert_eq!(verdict(killed, false, 2, 1), Verdict::Exhausted);
-        assert_eq!(verdict(killed, false, 1, 0), Verdict::Exhausted);
-        assert_eq!(verdict(bad_data, false, 1, 100), Verdict::NotRetryable);
-        assert_eq!(verdict(bad_data, true, 1, 1), Verdict::Restart);
-        assert_eq!(verdict(bad_data, true, 2, 1), Verdict::Exhausted);
+        use FailureClass::{BadData, Killed};
+        for (class, next_differs, failures, max_restarts, expected) in [
+            (Killed, false, 1, 1, Verdict::Restart),
+            (Killed, false, 2, 1, Verdict::Exhausted),
+            (Killed, false, 1, 0, Verdict::Exhausted),
+            (BadData, false, 1, 100, Verdict::NotRetryable),
+            (BadData, true, 1, 1, Verdict::Restart),
+            (BadData, true, 2, 1, Verdict::Exhausted),
+        ] {
+            let found = verdict(class, next_differs, failures, max_restarts);
+            assert_eq!(
+                found, expected,
+                "{class} {next_differs} {failures} {max_restarts}"
+            );
+        }
     }
 
     #[test]
     fn back_off_doubles_up_to_a_minute() {
-        let seconds = [1, 2, 3, 6, 7, 8, i32::MAX].map(|failures| back_off(failures).as_secs());
-        assert_eq!(seconds, [1, 2, 4, 32, 60, 60, 60]);
-        assert_eq!(back_off(0).as_secs(), 1);
+        let seconds = [0, 1, 2, 3, 6, 7, i32::MAX].map(|failures| back_off(failures).as_secs());
+        assert_eq!(seconds, [1, 1, 2, 4, 32, 60, 60]);
     }
 }
