@@ -48,44 +48,47 @@ fn gain(groups: &[MixedGroup]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    // As expect-test writes them.
+    #![allow(clippy::needless_raw_string_hashes)]
+
     use crds::status::GpuGroup;
+    use expect_test::expect;
 
     use super::*;
 
-    fn group(product: &str, nodes: i32) -> MixedGroup {
-        MixedGroup {
-            group: GpuGroup {
-                product: product.into(),
-                ..GpuGroup::default()
-            },
-            nodes,
-        }
-    }
-
     #[test]
     fn a_mixed_gang_is_told_what_it_gains_where_products_are_known() {
-        let known = [group("NVIDIA-A100-SXM4-40GB", 3), group("Tesla-T4", 1)];
+        let (a100, t4) = ("NVIDIA-A100-SXM4-40GB", "Tesla-T4");
+        let mut words = String::new();
         // 3 x 312 and 65 in place of 4 x 65.
-        assert_eq!(
-            in_words(&known, Balance::Weighted),
-            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each gets images by its speed; by peak \
-             FLOPS, up to 3.9 times as many images/s as with even shares"
-        );
-        assert_eq!(
-            in_words(&known, Balance::Off),
-            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest; by peak \
-             FLOPS, training.balance Weighted could reach 3.9 times as many images/s"
-        );
-        let alike = [group("Tesla-T4", 3), group("Tesla-T4", 1)];
-        assert!(in_words(&alike, Balance::Off).ends_with("): every step waits for the slowest"));
-        let mut shared = known.clone();
-        shared[1].group.replicas = Some(4);
-        assert!(in_words(&shared, Balance::Off).ends_with("): every step waits for the slowest"));
-        let unknown = [group("NVIDIA-A100-SXM4-40GB", 3), group("", 1)];
-        assert_eq!(
-            in_words(&unknown, Balance::Off),
-            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of an unknown product): every step waits for the slowest"
-        );
-        assert!(in_words(&unknown, Balance::Weighted).ends_with("): each gets images by its speed"));
+        for (products, replicas) in [
+            ([a100, t4], None),
+            ([t4, t4], None),
+            ([a100, t4], Some(4)),
+            ([a100, ""], None),
+        ] {
+            let groups = products.map(|product| MixedGroup {
+                group: GpuGroup {
+                    product: product.into(),
+                    replicas,
+                    ..GpuGroup::default()
+                },
+                nodes: if product == a100 { 3 } else { 1 },
+            });
+            for balance in [Balance::Weighted, Balance::Off] {
+                words += &in_words(&groups, balance);
+                words.push('\n');
+            }
+        }
+        expect![[r#"
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each gets images by its speed; by peak FLOPS, up to 3.9 times as many images/s as with even shares
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest; by peak FLOPS, training.balance Weighted could reach 3.9 times as many images/s
+            GPUs of several kinds (1 of Tesla-T4, 1 of Tesla-T4): each gets images by its speed
+            GPUs of several kinds (1 of Tesla-T4, 1 of Tesla-T4): every step waits for the slowest
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each gets images by its speed
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of an unknown product): each gets images by its speed
+            GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of an unknown product): every step waits for the slowest
+        "#]].assert_eq(&words);
     }
 }

@@ -182,11 +182,14 @@ fn count(ranks: u32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    // As expect-test writes them.
+    #![allow(clippy::needless_raw_string_hashes)]
+
     use std::collections::BTreeMap;
 
-    use serde_json::json;
-
     use crds::status::PlacementStatus;
+    use expect_test::expect;
+    use serde_json::json;
 
     use super::*;
     use crate::fixtures::{job, tesla_t4};
@@ -212,66 +215,59 @@ mod tests {
         })
     }
 
-    fn chosen(memory_mebibytes: i64) -> StrategyStatus {
-        choose(
-            &large("cuda", &json!({})),
-            2,
-            &gpus(Some(memory_mebibytes), None),
-            None,
-        )
-        .expect("a strategy")
+    /// The choice for two nodes.
+    fn chosen(job: &ValidatedJob, gpus: &Gpus, failed: Option<&StrategyStatus>) -> StrategyStatus {
+        choose(job, 2, gpus, failed).expect("a strategy")
     }
 
     #[test]
-    fn it_divides_what_the_memory_of_the_gpus_asks_for() {
-        let stages = [81_920, 5_500, 4_200, 3_000].map(|mebibytes| chosen(mebibytes).zero_stage);
-        assert_eq!(stages, [0, 1, 2, 3]);
-        let tight = chosen(1_600);
-        assert_eq!(
-            in_words(&tight, None),
-            "strategy zeroStage 3, block (1010 of 1360 MiB a rank)"
-        );
-        assert!(
-            in_words(&chosen(100), None).contains("which uses the least memory but more than is available")
-        );
-    }
-
-    #[test]
-    fn the_smallest_memory_counts() {
-        let job = large("auto", &json!({}));
-        let available = |gpus: &Gpus| {
-            choose(&job, 2, gpus, None)
-                .expect("a strategy")
-                .available_mebibytes
-        };
-        assert_eq!(available(&gpus(Some(10_000), None)), Some(8_500));
-        // Two pods share a GPU.
-        assert_eq!(available(&gpus(Some(10_000), Some(2))), Some(4_250));
-        let of = |memory| match gpus(memory, None) {
-            Gpus::Identical(group) => (group, 1),
-            Gpus::Mixed(_) => unreachable!(),
-        };
-        let mixed = |groups: [(GpuGroup, usize); 2]| Gpus::Mixed(BTreeMap::from(groups));
-        assert_eq!(
-            available(&mixed([of(Some(10_000)), of(Some(20_000))])),
-            Some(8_500)
-        );
-        assert_eq!(available(&mixed([of(Some(10_000)), of(None)])), None);
-        // The share of a GPU is unknown.
+    fn it_shards_what_the_smallest_memory_of_a_rank_asks_for() {
+        let job = large("cuda", &json!({}));
+        let of = |job: &ValidatedJob, gpus: &Gpus| in_words(&chosen(job, gpus, None), None);
+        let memories = [81_920, 5_500, 4_200, 3_000, 1_600, 100];
+        let mut words: Vec<String> = memories.map(|memory| of(&job, &gpus(Some(memory), None))).into();
+        words.push("two pods share a GPU:".into());
+        words.push(of(&job, &gpus(Some(10_000), Some(2))));
+        words.push("mixed GPUs, the smallest of them known or not:".into());
+        for other in [Some(20_000), None] {
+            let groups = [Some(10_000), other].map(|memory| match gpus(memory, None) {
+                Gpus::Identical(group) => (group, 1),
+                Gpus::Mixed(_) => unreachable!(),
+            });
+            words.push(of(&job, &Gpus::Mixed(BTreeMap::from(groups))));
+        }
+        words.push("the share of a GPU is unknown:".into());
         for resource in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"] {
             let mut slices = large("auto", &json!({}));
             slices.pod.gpu_resource = resource.into();
-            let found = choose(&slices, 2, &gpus(Some(10_000), None), None).expect("a strategy");
-            assert_eq!(found.available_mebibytes, None, "{resource}");
+            words.push(of(&slices, &gpus(Some(10_000), None)));
         }
-        // On CPUs, the pod's memory divided by four ranks.
-        let on_cpus = large("cpu", &json!({"memory": "8Gi"}));
-        let found = choose(&on_cpus, 2, &gpus(Some(10_000), None), None).expect("a strategy");
-        assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
+        words.push("on CPUs, a fourth of the pod's memory, if it has a limit:".into());
+        for limits in [json!({"memory": "8Gi"}), json!({"cpu": 1})] {
+            words.push(of(&large("cpu", &limits), &gpus(Some(10_000), None)));
+        }
+        expect![[r#"
+            strategy zeroStage 0 (5834 of 69632 MiB a rank)
+            strategy zeroStage 1 (4050 of 4675 MiB a rank)
+            strategy zeroStage 2 within node (3423 of 3570 MiB a rank)
+            strategy zeroStage 3 (2072 of 2550 MiB a rank)
+            strategy zeroStage 3, block (1010 of 1360 MiB a rank)
+            strategy zeroStage 3, tensor 4, block, which uses the least memory but more than is available (764 of 85 MiB a rank): lower training.microBatchSize, or use more GPUs
+            two pods share a GPU:
+            strategy zeroStage 1 (4050 of 4250 MiB a rank)
+            mixed GPUs, the smallest of them known or not:
+            strategy zeroStage 0 (5834 of 8500 MiB a rank)
+            strategy zeroStage 0, because the memory of a rank is unknown: no node label has that of its GPUs, or workers.device is cpu and workers.resources has no memory limit
+            the share of a GPU is unknown:
+            strategy zeroStage 0, because the memory of a rank is unknown: no node label has that of its GPUs, or workers.device is cpu and workers.resources has no memory limit
+            strategy zeroStage 0, because the memory of a rank is unknown: no node label has that of its GPUs, or workers.device is cpu and workers.resources has no memory limit
+            on CPUs, a fourth of the pod's memory, if it has a limit:
+            strategy zeroStage 3, block (1010 of 1536 MiB a rank)
+            strategy zeroStage 0, because the memory of a rank is unknown: no node label has that of its GPUs, or workers.device is cpu and workers.resources has no memory limit"#]].assert_eq(&words.join("\n"));
     }
 
-    /// After a rank of the attempt ran out of this memory.
-    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, memory: Memory, class: FailureClass) -> bool {
+    /// Whether a job restarts after a rank of the attempt ran out of this memory.
+    fn restarts(job: &ValidatedJob, strategy: &StrategyStatus, memory: Memory, class: FailureClass) -> bool {
         let status = ViTTrainingJobStatus {
             placement: Some(PlacementStatus {
                 nodes: vec!["a".into(), "b".into()],
@@ -288,87 +284,70 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_out_of_memory_is_divided_further_until_nothing_takes_less() {
+    fn what_ran_out_of_memory_is_sharded_further_until_nothing_takes_less() {
         let job = large("cuda", &json!({}));
-        let gpus = gpus(Some(81_920), None);
-        let out_of_memory =
-            |strategy: &StrategyStatus| goes_on(&job, strategy, Memory::Gpu, FailureClass::OutOfMemory);
-        let mut tried = vec![choose(&job, 2, &gpus, None).expect("a strategy")];
-        while let Some(last) = tried.last().filter(|last| out_of_memory(last)) {
-            let next = choose(&job, 2, &gpus, Some(last)).expect("a strategy");
-            assert!(
-                next.memory_mebibytes as f64 <= last.memory_mebibytes as f64 * 0.9,
-                "{next:?} after {last:?}"
-            );
-            assert_eq!(next.available_mebibytes, last.available_mebibytes);
-            tried.push(next);
+        let gpus = |memory| gpus(Some(memory), None);
+        let mut last = chosen(&job, &gpus(81_920), None);
+        let mut words = vec![in_words(&last, None)];
+        while restarts(&job, &last, Memory::Gpu, FailureClass::OutOfMemory) {
+            let next = chosen(&job, &gpus(81_920), Some(&last));
+            words.push(in_words(&next, Some(&last)));
+            last = next;
         }
-        let names: Vec<&str> = tried.iter().map(|strategy| strategy.name.as_str()).collect();
-        assert_eq!(
-            names[..3],
-            ["zeroStage 0", "zeroStage 1", "zeroStage 2 within node"]
-        );
-        assert!(names.len() > 4, "{names:?}");
-        assert!(in_words(&tried[1], tried.first()).ends_with("; zeroStage 0 ran out of memory"));
-        // On fewer nodes each rank stores more.
-        let last = tried.last().expect("a strategy");
-        let fewer = choose(&job, 1, &gpus, Some(last)).expect("a strategy");
-        assert!(in_words(&fewer, Some(last)).ends_with(" ran out of memory, and no strategy uses less here"));
-    }
-
-    #[test]
-    fn gpus_with_more_memory_take_more_than_what_ran_out_of_it() {
-        let job = large("cuda", &json!({}));
-        let on =
-            |mebibytes, failed| choose(&job, 2, &gpus(Some(mebibytes), None), failed).expect("a strategy");
-        let failed = on(8_000, None);
-        assert_eq!((failed.zero_stage, on(8_000, Some(&failed)).zero_stage), (0, 1));
-        assert_eq!(on(16_000, Some(&failed)).zero_stage, 0);
+        words.push("on one node, each rank stores more:".into());
+        let fewer = choose(&job, 1, &gpus(81_920), Some(&last)).expect("a strategy");
+        words.push(in_words(&fewer, Some(&last)));
+        words.push("on GPUs with more memory:".into());
+        let failed = chosen(&job, &gpus(8_000), None);
+        for memory in [8_000, 16_000] {
+            words.push(in_words(
+                &chosen(&job, &gpus(memory), Some(&failed)),
+                Some(&failed),
+            ));
+        }
+        expect![[r#"
+            strategy zeroStage 0 (5834 of 69632 MiB a rank)
+            strategy zeroStage 1 (4050 of 69632 MiB a rank); zeroStage 0 ran out of memory
+            strategy zeroStage 2 within node (3423 of 69632 MiB a rank); zeroStage 1 ran out of memory
+            strategy zeroStage 2 (2989 of 69632 MiB a rank); zeroStage 2 within node ran out of memory
+            strategy zeroStage 3 within node (2651 of 69632 MiB a rank); zeroStage 2 ran out of memory
+            strategy zeroStage 3 (2072 of 69632 MiB a rank); zeroStage 3 within node ran out of memory
+            strategy zeroStage 3 within node, block (1589 of 69632 MiB a rank); zeroStage 3 ran out of memory
+            strategy zeroStage 3, block (1010 of 69632 MiB a rank); zeroStage 3 within node, block ran out of memory
+            strategy zeroStage 3, tensor 2, block (844 of 69632 MiB a rank); zeroStage 3, block ran out of memory
+            on one node, each rank stores more:
+            strategy zeroStage 0, tensor 4, block (1277 of 69632 MiB a rank); zeroStage 3, tensor 2, block ran out of memory, and no strategy uses less here
+            on GPUs with more memory:
+            strategy zeroStage 1 (4050 of 6800 MiB a rank); zeroStage 0 ran out of memory
+            strategy zeroStage 0 (5834 of 13600 MiB a rank); zeroStage 0 ran out of memory"#]].assert_eq(&words.join("\n"));
     }
 
     #[test]
     fn what_no_strategy_helps_is_not_tried_again() {
-        let class = FailureClass::OutOfMemory;
-        let on_gpus = large("cuda", &json!({}));
-        let whole = chosen(81_920);
-        assert!(goes_on(&on_gpus, &whole, Memory::Gpu, class));
-        assert!(!goes_on(&on_gpus, &whole, Memory::Host, class));
-        let on_cpus = large("cpu", &json!({"memory": "80Gi"}));
-        assert!(goes_on(&on_cpus, &whole, Memory::Host, class));
-        assert!(!goes_on(&on_cpus, &whole, Memory::Host, FailureClass::Killed));
-        let mut manual = on_cpus;
+        use FailureClass::{Killed, OutOfMemory};
+        let (on_gpus, on_cpus) = (
+            large("cuda", &json!({})),
+            large("cpu", &json!({"memory": "80Gi"})),
+        );
+        let mut manual = on_cpus.clone();
         manual.strategy = Strategy::Manual;
-        assert!(!goes_on(&manual, &whole, Memory::Host, class));
-    }
-
-    #[test]
-    fn nothing_is_divided_where_no_memory_is_known() {
-        for (device, limits) in [("cuda", json!({"memory": "8Gi"})), ("cpu", json!({"cpu": 1}))] {
-            let found = choose(&large(device, &limits), 2, &gpus(None, None), None).expect("a strategy");
+        let whole = chosen(&on_gpus, &gpus(Some(81_920), None), None);
+        for (job, memory, class, expected) in [
+            (&on_gpus, Memory::Gpu, OutOfMemory, true),
+            (&on_gpus, Memory::Host, OutOfMemory, false),
+            (&on_cpus, Memory::Host, OutOfMemory, true),
+            (&on_cpus, Memory::Host, Killed, false),
+            (&manual, Memory::Host, OutOfMemory, false),
+        ] {
             assert_eq!(
-                (found.zero_stage, found.available_mebibytes),
-                (0, None),
-                "{device}"
+                restarts(job, &whole, memory, class),
+                expected,
+                "{memory:?} {class}"
             );
-            assert!(in_words(&found, None).contains("the memory of a rank is unknown"));
         }
-    }
-
-    #[test]
-    fn what_was_chosen_is_applied_and_a_job_that_chooses_itself_stays_as_it_is() {
-        let job = large("cuda", &json!({}));
-        let config = job.run_config_on(2);
-        let divided = applied(&chosen(1_600), &config).expect("can be");
-        assert_eq!(divided.parallelism.zero_stage, 3);
-        assert_eq!(divided.global_batch_size(), config.global_batch_size());
-        let mut manual = job;
-        manual.strategy = Strategy::Manual;
-        assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None), None), None);
+        assert_eq!(choose(&manual, 2, &gpus(None, None), None), None);
         // The model's heads are not divisible by three.
-        let other = StrategyStatus {
-            tensor: 3,
-            ..chosen(1_600)
-        };
-        assert_eq!(applied(&other, &config), None);
+        let other = StrategyStatus { tensor: 3, ..whole };
+        assert_eq!(applied(&other, &on_gpus.run_config_on(2)), None);
     }
 }
