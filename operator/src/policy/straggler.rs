@@ -127,6 +127,8 @@ mod tests {
     use super::*;
     use crate::fixtures::{at, straggler};
 
+    const NEVER: i64 = 10_000;
+
     fn slow(rank: u32, slowdown: f64) -> SlowRank {
         SlowRank {
             rank,
@@ -163,53 +165,52 @@ mod tests {
         assert_eq!(ranks.stragglers().len(), MOST_SLOW_RANKS);
     }
 
-    /// Adds a record every two seconds with this slowdown of rank 3; returns the seconds until the
-    /// rank becomes a straggler, or no longer is.
-    fn seconds_until(
-        named: bool,
-        ranks: &mut SlowRanks,
-        slowdown: impl Fn(u64) -> Option<f64>,
-    ) -> Option<i64> {
+    /// Adds a record every two seconds with the next slowdown of rank 3; returns the seconds until the
+    /// rank becomes a straggler, or no longer is; or [`NEVER`].
+    fn seconds_until(named: bool, ranks: &mut SlowRanks, slowdowns: [Option<f64>; 5]) -> i64 {
         let (first, begun) = ranks.newest.map_or((0, at(0)), |(step, time)| (step, time));
         for turn in 1..200_u32 {
             let now = begun + jiff::SignedDuration::from_secs(2 * i64::from(turn));
             let step = first + u64::from(turn);
-            *ranks = ranks.after(&record(step, slowdown(step)), &[], now);
+            *ranks = ranks.after(&record(step, slowdowns[turn as usize % 5]), &[], now);
             if ranks.stragglers().is_empty() != named {
-                return Some(now.duration_since(begun).as_secs());
+                return now.duration_since(begun).as_secs();
             }
         }
-        None
+        NEVER
     }
 
     #[test]
-    fn a_rank_that_stays_slow_is_named_and_one_that_recovers_is_not_any_more() {
+    fn a_rank_that_stays_slow_is_named_until_it_recovers() {
+        let always = |slowdown| [slowdown; 5];
+        let cases = [
+            (false, always(Some(1.5)), 25..45),
+            (true, always(None), 10..30),
+            // Single intervals name nobody and clear nobody.
+            (false, [Some(40.0), None, None, None, None], NEVER..i64::MAX),
+            (
+                true,
+                [None, Some(3.0), Some(3.0), Some(3.0), Some(3.0)],
+                NEVER..i64::MAX,
+            ),
+            // Between the thresholds a rank stays what it is.
+            (false, always(Some(1.25)), NEVER..i64::MAX),
+            (true, always(Some(1.25)), NEVER..i64::MAX),
+        ];
+        for (was_named, slowdowns, expected) in cases {
+            let mut ranks = SlowRanks::default();
+            if was_named {
+                assert!(seconds_until(true, &mut ranks, always(Some(1.5))) < NEVER);
+                assert_eq!(ranks.stragglers(), [slow(3, 1.5)]);
+            }
+            let seconds = seconds_until(!was_named, &mut ranks, slowdowns);
+            assert!(expected.contains(&seconds), "{slowdowns:?}: {seconds} s");
+        }
         let mut ranks = SlowRanks::default();
-        let seconds = seconds_until(true, &mut ranks, |_| Some(1.5)).expect("named");
-        assert!((25..45).contains(&seconds), "{seconds} s");
-        assert_eq!(ranks.stragglers(), [slow(3, 1.5)]);
-        let seconds = seconds_until(false, &mut ranks, |_| None).expect("recovers");
-        assert!((10..30).contains(&seconds), "{seconds} s");
-        assert_eq!(seconds_until(true, &mut ranks, |_| None), None);
+        for (named, slowdown) in [(true, Some(1.5)), (false, None), (true, None)] {
+            seconds_until(named, &mut ranks, always(slowdown));
+        }
         assert!(ranks.ranks.is_empty(), "forgotten: {ranks:?}");
-    }
-
-    #[test]
-    fn single_intervals_name_nobody_and_clear_nobody() {
-        let mut ranks = SlowRanks::default();
-        let now_and_then = |step: u64| step.is_multiple_of(5).then_some(40.0);
-        assert_eq!(seconds_until(true, &mut ranks, now_and_then), None);
-        assert!(seconds_until(true, &mut ranks, |_| Some(3.0)).is_some());
-        let but_now_and_then = |step: u64| (!step.is_multiple_of(5)).then_some(3.0);
-        assert_eq!(seconds_until(false, &mut ranks, but_now_and_then), None);
-    }
-
-    #[test]
-    fn between_the_thresholds_a_rank_stays_what_it_is() {
-        let mut ranks = SlowRanks::default();
-        assert_eq!(seconds_until(true, &mut ranks, |_| Some(1.25)), None);
-        assert!(seconds_until(true, &mut ranks, |_| Some(1.6)).is_some());
-        assert_eq!(seconds_until(false, &mut ranks, |_| Some(1.25)), None);
     }
 
     #[test]
@@ -235,7 +236,7 @@ mod tests {
                 ..slow(3, 1.7)
             }]
         );
-        assert!(seconds_until(false, &mut ranks, |_| None).is_some());
+        assert!(seconds_until(false, &mut ranks, [None; 5]) < NEVER);
         let again = Progress {
             attempt: 2,
             ..record(9, Some(2.0))
