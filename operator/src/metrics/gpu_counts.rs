@@ -73,8 +73,6 @@ fn states_of(node: &NodeFacts, amount: Amount) -> [(GpuState, i64); 4] {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
 
@@ -103,46 +101,42 @@ mod tests {
         facts
     }
 
-    fn counted<const NODES: usize>(nodes: [NodeFacts; NODES]) -> GpuCounts {
-        let named = (0..).zip(nodes);
-        let nodes = named.map(|(index, node)| (Arc::from(format!("node{index}")), node));
-        let inventory = Inventory {
-            nodes: nodes.collect(),
-        };
-        count(&inventory, &BTreeSet::from([GPU, "amd.com/gpu"]))
-    }
-
-    fn of(counts: &GpuCounts, product: &str) -> [i64; 4] {
-        let states = &counts[&(product.to_owned(), GPU.to_owned())];
-        GpuState::ALL.map(|state| states[&state])
-    }
-
     #[test]
     fn every_gpu_is_in_one_state() {
-        let counts = counted([
-            node("Tesla-T4", "ready", [8, 4, 1]),
-            node("Tesla-T4", "ready", [6, 2, 0]),
-            node("Tesla-T4", "cordoned", [8, 3, 0]),
-            node("Tesla-T4", "lost", [8, 0, 1]),
-        ]);
-        assert_eq!(of(&counts, "Tesla-T4"), [9, 2, 3 + 4, 2 + 5 + 7]);
-        assert_eq!(
-            counts.len(),
-            1,
-            "nothing of a resource that no node has: {counts:?}"
-        );
-    }
-
-    #[test]
-    fn products_are_told_apart_and_one_that_no_label_tells_has_a_name() {
-        let counts = counted(["Tesla-T4", ""].map(|product| node(product, "ready", [8, 0, 0])));
-        assert_eq!(of(&counts, "Tesla-T4"), [0, 0, 8, 0]);
-        assert_eq!(of(&counts, "unknown"), [0, 0, 8, 0]);
-    }
-
-    #[test]
-    fn pods_that_hold_more_than_a_node_has_left_leave_nothing_free() {
-        let counts = counted([node("Tesla-T4", "ready", [2, 8, 0])]);
-        assert_eq!(of(&counts, "Tesla-T4"), [8, 0, 0, 0]);
+        for (nodes, expected) in [
+            (
+                vec![
+                    node("Tesla-T4", "ready", [8, 4, 1]),
+                    node("Tesla-T4", "ready", [6, 2, 0]),
+                    node("Tesla-T4", "cordoned", [8, 3, 0]),
+                    node("Tesla-T4", "lost", [8, 0, 1]),
+                ],
+                vec![("Tesla-T4", [9, 2, 3 + 4, 2 + 5 + 7])],
+            ),
+            (
+                ["Tesla-T4", ""]
+                    .map(|product| node(product, "ready", [8, 0, 0]))
+                    .into(),
+                vec![("Tesla-T4", [0, 0, 8, 0]), ("unknown", [0, 0, 8, 0])],
+            ),
+            // Pods may hold more than a node has left.
+            (
+                vec![node("Tesla-T4", "ready", [2, 8, 0])],
+                vec![("Tesla-T4", [8, 0, 0, 0])],
+            ),
+        ] {
+            let named = (0..)
+                .zip(nodes)
+                .map(|(index, node)| (format!("node{index}").into(), node));
+            let inventory = Inventory {
+                nodes: named.collect(),
+            };
+            let counts = count(&inventory, &BTreeSet::from([GPU, "amd.com/gpu"]));
+            let found = counts.iter().map(|((product, resource), states)| {
+                assert_eq!(resource, GPU);
+                (product.as_str(), GpuState::ALL.map(|state| states[&state]))
+            });
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        }
     }
 }

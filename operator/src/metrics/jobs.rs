@@ -5,6 +5,7 @@ use contract::operator_metrics as names;
 use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJob};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_vec_with_registry};
@@ -26,38 +27,31 @@ pub(super) fn gather<'a>(
 ) -> prometheus::Result<Vec<MetricFamily>> {
     const JOB: [&str; 2] = [names::LABEL_NAMESPACE, names::LABEL_JOB_NAME];
     let registry = Registry::new();
-    let gauges = |name: &str, help: &str, labels: &[&str]| {
+    let counts = |name: &str, help: &str, labels: &[&str]| {
         register_int_gauge_vec_with_registry!(name, help, labels, registry)
     };
-    let phases = gauges(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?;
+    let gauges = |name: &str, help: &str, labels: &[&str]| {
+        register_gauge_vec_with_registry!(name, help, labels, registry)
+    };
+    let phases = counts(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?;
     let help = "Jobs in phase Pending, by the reason of their condition Placed";
-    let waiting = gauges(names::WAITING_JOBS, help, &[names::LABEL_REASON])?;
+    let waiting = counts(names::WAITING_JOBS, help, &[names::LABEL_REASON])?;
     let help = "Seconds the job, in phase Pending, has waited for placement";
-    let waiting_seconds = gauges(names::JOB_WAITING_SECONDS, help, &JOB)?;
-    let attempts = gauges(names::JOB_ATTEMPT, "Number of the job's latest attempt", &JOB)?;
+    let waiting_seconds = counts(names::JOB_WAITING_SECONDS, help, &JOB)?;
+    let attempts = counts(names::JOB_ATTEMPT, "Number of the job's latest attempt", &JOB)?;
     let help = "How often the job's gang was replaced after a failure";
-    let restarts = gauges(names::JOB_RESTARTS, help, &JOB)?;
-    let effective = register_gauge_vec_with_registry!(
-        names::JOB_EFFECTIVE_TIME_RATIO,
-        "Share of the time since the job first got GPUs that was spent on useful steps",
-        &JOB,
-        registry
-    )?;
-    let times = register_gauge_vec_with_registry!(
-        names::JOB_TIME_SPENT_SECONDS,
-        "Seconds since the job first got GPUs, by what they were spent on",
-        &[JOB[0], JOB[1], names::LABEL_PART],
-        registry
-    )?;
+    let restarts = counts(names::JOB_RESTARTS, help, &JOB)?;
+    let help = "Share of the time since the job first got GPUs that was spent on useful steps";
+    let effective = gauges(names::JOB_EFFECTIVE_TIME_RATIO, help, &JOB)?;
+    let help = "Seconds since the job first got GPUs, by what they were spent on";
+    let labels = [JOB[0], JOB[1], names::LABEL_PART];
+    let times = gauges(names::JOB_TIME_SPENT_SECONDS, help, &labels)?;
     let help = "GPUs of the cluster, by product and state";
     let labels = [names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE];
-    let states_of_gpus = gauges(names::GPUS, help, &labels)?;
-    let stragglers = register_gauge_vec_with_registry!(
-        names::STRAGGLER_SLOWDOWN_RATIO,
-        "Compute time of a persistently slow rank divided by the median of the job's other ranks",
-        &[JOB[0], JOB[1], names::LABEL_RANK, names::LABEL_NODE],
-        registry
-    )?;
+    let states_of_gpus = counts(names::GPUS, help, &labels)?;
+    let help = "Compute time of a persistently slow rank divided by the median of the job's other ranks";
+    let labels = [JOB[0], JOB[1], names::LABEL_RANK, names::LABEL_NODE];
+    let stragglers = gauges(names::STRAGGLER_SLOWDOWN_RATIO, help, &labels)?;
     // Alerts need a series to exist before its first event.
     for phase in Phase::ALL {
         phases.with_label_values(&[phase.as_str()]);
@@ -108,108 +102,100 @@ pub(super) fn gather<'a>(
     Ok(registry.gather())
 }
 
+/// The condition of a job that waits after a decision.
+fn not_placed(job: &ViTTrainingJob) -> Option<&Condition> {
+    let placed = job.status.as_ref()?.condition(types::PLACED)?;
+    (placed.status == "False").then_some(placed)
+}
+
 /// When a waiting job lost its place, or else was created.
 fn waiting_since(job: &ViTTrainingJob) -> Option<Timestamp> {
-    let placed = job
-        .status
-        .as_ref()
-        .and_then(|status| status.condition(types::PLACED));
-    let lost = placed.filter(|placed| placed.status == "False");
-    let created = job.metadata.creation_timestamp.as_ref();
-    lost.map(|placed| &placed.last_transition_time)
-        .or(created)
-        .map(|time| time.0)
+    let lost = not_placed(job).map(|placed| &placed.last_transition_time);
+    Some(lost.or(job.metadata.creation_timestamp.as_ref())?.0)
 }
 
 /// One of a closed set, because anyone may have written the status.
 fn waiting_reason(job: &ViTTrainingJob) -> &'static str {
-    let placed = job
-        .status
-        .as_ref()
-        .and_then(|status| status.condition(types::PLACED))
-        .filter(|placed| placed.status == "False")
-        .map(|placed| placed.reason.as_str());
-    WAITING_REASONS
-        .into_iter()
-        .find(|reason| placed == Some(reason))
+    let reason = not_placed(job).map(|placed| placed.reason.as_str());
+    let mut known = WAITING_REASONS.into_iter();
+    known
+        .find(|known| reason == Some(known))
         .unwrap_or(names::REASON_UNDECIDED)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    // As expect-test writes them.
+    #![allow(clippy::needless_raw_string_hashes)]
 
+    use expect_test::expect;
     use prometheus::{Encoder as _, TextEncoder};
 
     use super::*;
     use crate::fixtures;
 
-    fn shown(jobs: &[&ViTTrainingJob], gpus: &GpuCounts) -> String {
-        let families = gather(jobs.iter().copied(), gpus).expect("metrics");
+    /// The series, except those that depend on the time.
+    fn shown(jobs: &[ViTTrainingJob], gpus: &GpuCounts) -> String {
         let mut text = Vec::new();
+        let families = gather(jobs, gpus).expect("metrics");
         TextEncoder::new().encode(&families, &mut text).expect("encodes");
-        String::from_utf8(text).expect("text")
-    }
-
-    fn check(text: &str, lines: &[&str]) {
-        for line in lines {
-            assert!(
-                text.lines().any(|found| found == *line),
-                "{line} is not in:\n{text}"
-            );
-        }
+        let text = String::from_utf8(text).expect("text");
+        let is_shown = |line: &&str| !line.starts_with('#') && !line.starts_with(names::JOB_WAITING_SECONDS);
+        text.lines()
+            .filter(is_shown)
+            .map(|line| format!("{line}\n"))
+            .collect()
     }
 
     #[test]
-    fn what_time_went_into_is_shown_by_part() {
-        let mut job = fixtures::job_in(Phase::Running, 1);
-        job.status.as_mut().expect("a status").time_spent = Some(crds::status::TimeSpentStatus {
+    fn every_job_and_gpu_is_shown_while_it_exists() {
+        let mut runs = fixtures::job_in(Phase::Running, 3);
+        let status = runs.status.as_mut().expect("a status");
+        status.restarts = 2;
+        status.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+        status.time_spent = Some(crds::status::TimeSpentStatus {
             useful_seconds: 30.0,
             queue_seconds: 10.0,
             ..crds::status::TimeSpentStatus::default()
         });
-        let text = shown(&[&job], &GpuCounts::default());
-        check(
-            &text,
-            &[
-                r#"vit_operator_job_effective_time_ratio{job_name="digits",namespace="research"} 0.75"#,
-                r#"vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="queue"} 10"#,
-                r#"vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="repeated"} 0"#,
-            ],
-        );
-    }
-
-    #[test]
-    fn a_straggler_is_shown_while_its_job_runs() {
-        let none = GpuCounts::default();
-        let mut job = fixtures::job_in(Phase::Running, 1);
-        let series = r#"vit_operator_straggler_slowdown_ratio{job_name="digits",namespace="research",node="b",rank="1"} 2.5"#;
-        let is_shown = |job: &ViTTrainingJob| shown(&[job], &none).contains(series);
-        assert!(!is_shown(&job));
-        job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
-        assert!(is_shown(&job));
-        job.status.as_mut().expect("a status").phase = Some(Phase::Restarting);
-        assert!(!is_shown(&job));
-    }
-
-    #[test]
-    fn a_job_that_is_gone_leaves_no_series() {
-        let mut job = fixtures::job_in(Phase::Running, 3);
-        let status = job.status.as_mut().expect("a status");
-        status.restarts = 2;
-        status.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
-        let none = GpuCounts::default();
-        check(
-            &shown(&[&job], &none),
-            &[
-                r#"vit_operator_job_attempt{job_name="digits",namespace="research"} 3"#,
-                r#"vit_operator_job_restarts{job_name="digits",namespace="research"} 2"#,
-                r#"vit_operator_jobs{phase="Running"} 1"#,
-            ],
-        );
-        let text = shown(&[], &none);
-        assert!(!text.contains("digits"), "the job is gone: {text}");
-        check(&text, &[r#"vit_operator_jobs{phase="Running"} 0"#]);
+        let states = [(GpuState::Gangs, 2), (GpuState::Free, 4)].into();
+        let gpus = [(("Tesla-T4".into(), "nvidia.com/gpu".into()), states)].into();
+        expect![[r#"
+            vit_operator_gpus{product="Tesla-T4",resource="nvidia.com/gpu",state="free"} 4
+            vit_operator_gpus{product="Tesla-T4",resource="nvidia.com/gpu",state="gangs"} 2
+            vit_operator_gpus{product="Tesla-T4",resource="nvidia.com/gpu",state="others"} 0
+            vit_operator_gpus{product="Tesla-T4",resource="nvidia.com/gpu",state="unavailable"} 0
+            vit_operator_job_attempt{job_name="digits",namespace="research"} 3
+            vit_operator_job_effective_time_ratio{job_name="digits",namespace="research"} 0.75
+            vit_operator_job_restarts{job_name="digits",namespace="research"} 2
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="checkpoint"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="evaluation"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="other"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="queue"} 10
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="repeated"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="restart"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="start"} 0
+            vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="useful"} 30
+            vit_operator_jobs{phase="Failed"} 0
+            vit_operator_jobs{phase="Pending"} 0
+            vit_operator_jobs{phase="Restarting"} 0
+            vit_operator_jobs{phase="Running"} 1
+            vit_operator_jobs{phase="Starting"} 0
+            vit_operator_jobs{phase="Succeeded"} 0
+            vit_operator_jobs{phase="Suspended"} 0
+            vit_operator_jobs{phase="Suspending"} 0
+            vit_operator_straggler_slowdown_ratio{job_name="digits",namespace="research",node="b",rank="1"} 2.5
+            vit_operator_waiting_jobs{reason="Admitted"} 0
+            vit_operator_waiting_jobs{reason="InQueue"} 0
+            vit_operator_waiting_jobs{reason="NoFittingGroup"} 0
+            vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
+            vit_operator_waiting_jobs{reason="Undecided"} 0
+        "#]].assert_eq(&shown(&[runs.clone()], &gpus));
+        // Only a job that runs has stragglers.
+        runs.status.as_mut().expect("a status").phase = Some(Phase::Restarting);
+        let text = shown(&[runs], &gpus);
+        assert!(!text.contains("straggler") && text.contains("digits"), "{text}");
+        assert!(!shown(&[], &gpus).contains("digits"), "the job is gone");
     }
 
     #[test]
@@ -221,35 +207,16 @@ mod tests {
         forged.status.as_mut().expect("a status").conditions[0].reason = "Surprise".into();
         let mut runs = waits.clone();
         runs.status.as_mut().expect("a status").phase = Some(Phase::Running);
-        let new = fixtures::job();
-        check(
-            &shown(&[&waits, &forged, &runs, &new], &GpuCounts::default()),
-            &[
-                r#"vit_operator_waiting_jobs{reason="NoFittingGroup"} 1"#,
-                r#"vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0"#,
-                r#"vit_operator_waiting_jobs{reason="InQueue"} 0"#,
-                r#"vit_operator_waiting_jobs{reason="Admitted"} 0"#,
-                r#"vit_operator_waiting_jobs{reason="Undecided"} 2"#,
-                r#"vit_operator_jobs{phase="Pending"} 3"#,
-            ],
-        );
-    }
-
-    #[test]
-    fn every_state_of_a_product_is_shown() {
-        let states = BTreeMap::from([(GpuState::Gangs, 2), (GpuState::Free, 4)]);
-        let gpus = GpuCounts::from([(("Tesla-T4".into(), "nvidia.com/gpu".into()), states)]);
-        let of = |state: &str, gpus: u8| {
-            format!(
-                r#"vit_operator_gpus{{product="Tesla-T4",resource="nvidia.com/gpu",state="{state}"}} {gpus}"#
-            )
-        };
-        let lines = [
-            of("gangs", 2),
-            of("others", 0),
-            of("free", 4),
-            of("unavailable", 0),
-        ];
-        check(&shown(&[], &gpus), &lines.each_ref().map(String::as_str));
+        let text = shown(&[waits, forged, runs, fixtures::job()], &GpuCounts::default());
+        let is_of_wait = |line: &&str| line.contains("waiting_jobs") || line.contains("Pending");
+        let lines: Vec<&str> = text.lines().filter(is_of_wait).collect();
+        expect![[r#"
+            vit_operator_jobs{phase="Pending"} 3
+            vit_operator_waiting_jobs{reason="Admitted"} 0
+            vit_operator_waiting_jobs{reason="InQueue"} 0
+            vit_operator_waiting_jobs{reason="NoFittingGroup"} 1
+            vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
+            vit_operator_waiting_jobs{reason="Undecided"} 2"#]]
+        .assert_eq(&lines.join("\n"));
     }
 }
