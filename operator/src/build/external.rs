@@ -4,7 +4,7 @@ use contract::environment::{self, torchrun};
 use crds::ValidatedJob;
 use k8s_openapi::api::core::v1::{Capabilities, Container, EnvVar, Probe, SecurityContext};
 
-use super::Member;
+use super::{Member, variable};
 use crate::policy::gang::AGENT;
 
 /// User of the operator's image.
@@ -33,7 +33,7 @@ pub(super) fn containers(
                 .flatten()
                 .filter(|variable| variable.name.starts_with(crds::spec::reserved::ENV_PREFIX))
                 .cloned()
-                .chain([value(environment::LOG, environment::LOG_PATH)])
+                .chain([variable(environment::LOG, environment::LOG_PATH)])
                 .collect(),
         ),
         resources: valid.agent_resources(),
@@ -101,17 +101,13 @@ fn environment(mut variables: Vec<EnvVar>, valid: &ValidatedJob, member: Member<
         host: &host.unwrap_or_default(),
         port: environment::DEFAULT_COORDINATOR_PORT,
     };
-    let mut more = vec![value(environment::LOG, environment::LOG_PATH)];
-    more.extend(node.environment().iter().map(|(name, text)| value(name, text)));
+    let mut more = vec![variable(environment::LOG, environment::LOG_PATH)];
+    more.extend(
+        node.environment()
+            .iter()
+            .map(|(name, text)| variable(name, text.as_str())),
+    );
     more.retain(|variable| variables.iter().all(|given| given.name != variable.name));
     variables.extend(more);
     variables
-}
-
-fn value(name: &str, value: &str) -> EnvVar {
-    EnvVar {
-        name: name.into(),
-        value: Some(value.into()),
-        value_from: None,
-    }
 }

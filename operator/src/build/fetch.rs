@@ -2,9 +2,10 @@
 
 use contract::environment;
 use crds::spec::Origin;
-use crds::validate::{DataFiles, Mount, PodSettings};
-use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, SecretEnvSource, VolumeMount};
+use crds::validate::{DataFiles, PodSettings};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, SecretEnvSource, VolumeMount};
 
+use super::variable;
 use crate::policy::gang::FETCH;
 
 /// Name of the volume of the data set.
@@ -27,10 +28,13 @@ pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<C
         sub_path: data.volume.sub_path.clone(),
         ..VolumeMount::default()
     };
+    let arguments = ["fetch", "--to", &data.path, "--"].into_iter().map(Into::into);
+    // The operator reads its error.
+    let termination_log = variable(environment::TERMINATION_LOG, environment::TERMINATION_LOG_PATH);
     Some(Container {
         name: FETCH.into(),
-        args: Some(arguments(origin, data)),
-        env: Some(settings.env.iter().cloned().chain([termination_log()]).collect()),
+        args: Some(arguments.chain(origin.locations.iter().cloned()).collect()),
+        env: Some(settings.env.iter().cloned().chain([termination_log]).collect()),
         env_from: (!sources.is_empty()).then_some(sources),
         // Without the trainer's GPUs. Its other resources are free until it starts.
         resources: Some(settings.resources.clone()),
@@ -52,24 +56,4 @@ pub(super) fn credentials(origin: &Origin) -> Option<EnvFromSource> {
         secret_ref: Some(SecretEnvSource { name, optional: None }),
         ..EnvFromSource::default()
     })
-}
-
-fn arguments(origin: &Origin, data: &Mount) -> Vec<String> {
-    let mut arguments = vec![
-        "fetch".to_owned(),
-        "--to".to_owned(),
-        data.path.clone(),
-        "--".to_owned(),
-    ];
-    arguments.extend(origin.locations.iter().cloned());
-    arguments
-}
-
-/// The file for its error, which the operator reads.
-fn termination_log() -> EnvVar {
-    EnvVar {
-        name: environment::TERMINATION_LOG.into(),
-        value: Some(environment::TERMINATION_LOG_PATH.into()),
-        value_from: None,
-    }
 }

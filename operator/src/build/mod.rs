@@ -12,6 +12,7 @@ pub(crate) mod workload;
 use std::collections::BTreeMap;
 
 use crds::{ViTTrainingJob, labels};
+use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource as _, ResourceExt as _};
 
@@ -66,6 +67,14 @@ fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
 
 pub(crate) fn selector(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::JOB_NAME.into(), job.name_any())])
+}
+
+fn variable(name: &str, value: impl Into<String>) -> EnvVar {
+    EnvVar {
+        name: name.into(),
+        value: Some(value.into()),
+        value_from: None,
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 use super::fetch::DATA;
-use super::{Member, external, fetch, metadata, name_of_attempt};
+use super::{Member, external, fetch, metadata, name_of_attempt, variable};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
 /// Name of the volume of checkpoints.
@@ -43,12 +43,10 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
         (labels::GANG_SIZE.into(), member.gang_size.to_string()),
     ]);
     let mut annotations = settings.annotations.clone();
+    let port = environment::DEFAULT_AGENT_PORT.to_string();
     annotations.extend([
         ("prometheus.io/scrape".into(), "true".into()),
-        (
-            "prometheus.io/port".into(),
-            environment::DEFAULT_AGENT_PORT.to_string(),
-        ),
+        ("prometheus.io/port".into(), port),
         ("prometheus.io/path".into(), "/metrics".into()),
     ]);
     metadata.annotations = Some(annotations);
@@ -62,6 +60,12 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             (trainer, Some(agent))
         }
     };
+    let secrets = settings
+        .image_pull_secrets
+        .iter()
+        .map(|secret| LocalObjectReference {
+            name: secret.name.clone(),
+        });
     Pod {
         metadata,
         spec: Some(PodSpec {
@@ -76,15 +80,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             scheduling_group: member.is_grouped.then(|| PodSchedulingGroup {
                 pod_group_name: Some(name_of_attempt(job, member.attempt)),
             }),
-            image_pull_secrets: some_if_any(
-                settings
-                    .image_pull_secrets
-                    .iter()
-                    .map(|secret| LocalObjectReference {
-                        name: secret.name.clone(),
-                    })
-                    .collect::<Vec<_>>(),
-            ),
+            image_pull_secrets: some_if_any(secrets.collect::<Vec<_>>()),
             termination_grace_period_seconds: Some(STOP_SECONDS),
             service_account_name: settings.service_account_name.clone(),
             automount_service_account_token: Some(false),
@@ -125,17 +121,15 @@ fn container(
     mounts: Vec<VolumeMount>,
 ) -> Container {
     let settings = &valid.pod;
+    let pull_policy = match settings.image_pull_policy {
+        ImagePullPolicy::Always => "Always",
+        ImagePullPolicy::IfNotPresent => "IfNotPresent",
+        ImagePullPolicy::Never => "Never",
+    };
     Container {
         name: CONTAINER.into(),
         image: Some(settings.image.clone()),
-        image_pull_policy: Some(
-            match settings.image_pull_policy {
-                ImagePullPolicy::Always => "Always",
-                ImagePullPolicy::IfNotPresent => "IfNotPresent",
-                ImagePullPolicy::Never => "Never",
-            }
-            .into(),
-        ),
+        image_pull_policy: Some(pull_policy.into()),
         args: Some(vec!["agent".into()]),
         env: Some(environment(job, valid, member)),
         env_from: some_if_any(sources_of_environment(settings)),
@@ -195,15 +189,14 @@ fn sources_of_environment(settings: &PodSettings) -> Vec<EnvFromSource> {
 
 /// The user's variables, then the operator's, whose names are reserved.
 fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
-    let value = |name: &str, value: String| EnvVar {
-        name: name.into(),
-        value: Some(value),
-        value_from: None,
-    };
     let coordinator = match member.gang_size {
         1 => "localhost".to_owned(),
         _ => format!("{}.{}", name(job, member.attempt, 0), job.name_any()),
     };
+    let (port, agent_port) = (
+        environment::DEFAULT_COORDINATOR_PORT,
+        environment::DEFAULT_AGENT_PORT,
+    );
     let field = |name: &str, path: &str| EnvVar {
         name: name.into(),
         value: None,
@@ -217,24 +210,15 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
     };
     let mut variables = valid.pod.env.clone();
     variables.extend([
-        value(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH.into()),
-        value(environment::NODE_RANK, member.node_rank.to_string()),
-        value(environment::ATTEMPT, member.attempt.to_string()),
-        value(environment::COORDINATOR_HOST, coordinator),
-        value(
-            environment::COORDINATOR_PORT,
-            environment::DEFAULT_COORDINATOR_PORT.to_string(),
-        ),
+        variable(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH),
+        variable(environment::NODE_RANK, member.node_rank.to_string()),
+        variable(environment::ATTEMPT, member.attempt.to_string()),
+        variable(environment::COORDINATOR_HOST, coordinator),
+        variable(environment::COORDINATOR_PORT, port.to_string()),
         field(environment::POD_ADDRESS, "status.podIP"),
         field(environment::NODE_NAME, "spec.nodeName"),
-        value(
-            environment::AGENT_PORT,
-            environment::DEFAULT_AGENT_PORT.to_string(),
-        ),
-        value(
-            environment::TERMINATION_LOG,
-            environment::TERMINATION_LOG_PATH.into(),
-        ),
+        variable(environment::AGENT_PORT, agent_port.to_string()),
+        variable(environment::TERMINATION_LOG, environment::TERMINATION_LOG_PATH),
     ]);
     variables
 }
@@ -271,93 +255,85 @@ fn pinned_to(node: &str) -> Affinity {
     }
 }
 
+/// Of each source of files, the volume and where it is mounted.
 fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Volume>, Vec<VolumeMount>) {
-    let empty = |medium: Option<&str>| EmptyDirVolumeSource {
-        medium: medium.map(Into::into),
-        size_limit: None,
+    let run_config = Volume {
+        name: "run-config".into(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: name_of_attempt(job, attempt),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
     };
-    let folder = Path::new(environment::RUN_CONFIG_PATH)
-        .parent()
-        .unwrap_or(Path::new("/"))
-        .display()
-        .to_string();
-    let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
-        name: name.into(),
-        mount_path: path.into(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    };
-    let mut volumes = vec![
-        Volume {
-            name: "run-config".into(),
-            config_map: Some(ConfigMapVolumeSource {
-                name: name_of_attempt(job, attempt),
-                ..ConfigMapVolumeSource::default()
-            }),
-            ..Volume::default()
-        },
-        Volume {
-            name: "tmp".into(),
-            empty_dir: Some(empty(None)),
-            ..Volume::default()
-        },
-        Volume {
-            // Ranks of one pod exchange tensors through it; the default is 64 MiB.
-            name: "shared-memory".into(),
-            empty_dir: Some(empty(Some("Memory"))),
-            ..Volume::default()
-        },
-    ];
-    let mut mounts = vec![
-        mount("run-config", &folder, true),
-        mount("tmp", "/tmp", false),
-        mount("shared-memory", "/dev/shm", false),
+    let folder = Path::new(environment::RUN_CONFIG_PATH).parent();
+    let folder = folder.unwrap_or(Path::new("/")).display().to_string();
+    let mut all = vec![
+        (run_config, mount("run-config", &folder, None, true)),
+        (empty("tmp", None, None), mount("tmp", "/tmp", None, false)),
+        // Ranks of one pod exchange tensors through it; the default is 64 MiB.
+        (
+            empty("shared-memory", Some("Memory"), None),
+            mount("shared-memory", "/dev/shm", None, false),
+        ),
     ];
     let mounted = |name: &str, given: &Mount, read_only: bool| {
-        let mount = VolumeMount {
-            sub_path: given.volume.sub_path.clone(),
-            ..mount(name, &given.path, true)
-        };
-        (source(name, &given.volume, read_only), mount)
+        let sub_path = given.volume.sub_path.as_ref();
+        (
+            source(name, &given.volume, read_only),
+            mount(name, &given.path, sub_path, true),
+        )
     };
-    let data = valid.pod.data.as_ref().map(|data| match data {
+    all.extend(valid.pod.data.as_ref().map(|data| match data {
         // Another container fetches into it.
         DataFiles::Mounted { mount: data, origin } => mounted(DATA, data, origin.is_none()),
-        DataFiles::Cached { cache, path, .. } => {
-            let folder = EmptyDirVolumeSource {
-                medium: None,
-                size_limit: Some(Quantity(cache.size_limit.clone())),
-            };
-            let volume = Volume {
-                name: DATA.into(),
-                empty_dir: Some(folder),
-                ..Volume::default()
-            };
-            (volume, mount(DATA, path, false))
-        }
+        DataFiles::Cached { cache, path, .. } => (
+            empty(DATA, None, Some(&cache.size_limit)),
+            mount(DATA, path, None, false),
+        ),
+    }));
+    all.extend(
+        valid
+            .pod
+            .pretrained
+            .as_ref()
+            .map(|weights| mounted("pretrained", weights, true)),
+    );
+    let path = &valid.pod.checkpoint_path;
+    all.push(match &valid.pod.checkpoint_volume {
+        None => (
+            empty(CHECKPOINTS, None, None),
+            mount(CHECKPOINTS, path, None, false),
+        ),
+        Some(volume) => (
+            source(CHECKPOINTS, volume, false),
+            mount(CHECKPOINTS, path, volume.sub_path.as_ref(), false),
+        ),
     });
-    let pretrained = valid.pod.pretrained.as_ref();
-    let pretrained = pretrained.map(|weights| mounted("pretrained", weights, true));
-    for (volume, mount) in data.into_iter().chain(pretrained) {
-        volumes.push(volume);
-        mounts.push(mount);
-    }
-    let checkpoints = valid.pod.checkpoint_volume.as_ref();
-    volumes.push(checkpoints.map_or_else(
-        || Volume {
-            name: CHECKPOINTS.into(),
-            empty_dir: Some(empty(None)),
-            ..Volume::default()
-        },
-        |volume| source(CHECKPOINTS, volume, false),
-    ));
-    mounts.push(VolumeMount {
-        sub_path: checkpoints.and_then(|volume| volume.sub_path.clone()),
-        ..mount(CHECKPOINTS, &valid.pod.checkpoint_path, false)
-    });
+    let (mut volumes, mut mounts): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     volumes.extend(valid.pod.volumes.iter().cloned());
     mounts.extend(valid.pod.volume_mounts.iter().cloned());
     (volumes, mounts)
+}
+
+fn mount(name: &str, path: &str, sub_path: Option<&String>, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        sub_path: sub_path.cloned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn empty(name: &str, medium: Option<&str>, size_limit: Option<&String>) -> Volume {
+    Volume {
+        name: name.into(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: medium.map(Into::into),
+            size_limit: size_limit.cloned().map(Quantity),
+        }),
+        ..Volume::default()
+    }
 }
 
 fn source(name: &str, volume: &JobVolume, read_only: bool) -> Volume {

@@ -115,6 +115,19 @@ fn a_pod_of_another_trainer() {
     }));
 }
 
+/// The parts of a pod that have to do with its data.
+fn data_of(job: &ViTTrainingJob) -> Value {
+    let spec = pod_of(job, member()).spec.expect("a specification");
+    let volumes = spec.volumes.into_iter().flatten();
+    let mounts = spec.containers[0].volume_mounts.iter().flatten();
+    json!({
+        "initContainers": spec.init_containers,
+        "dataVolume": volumes.filter(|volume| volume.name == "data").collect::<Vec<_>>(),
+        "dataOfTheTrainer": mounts.filter(|mount| mount.name == "data").collect::<Vec<_>>(),
+        "envFromOfTheTrainer": spec.containers[0].env_from,
+    })
+}
+
 #[test]
 fn a_pod_that_fetches_its_data_set() {
     let mut job = fixtures::job();
@@ -123,15 +136,7 @@ fn a_pod_that_fetches_its_data_set() {
         "credentialsSecret": "images-credentials",
     });
     job.spec.data.from = serde_json::from_value(from).expect("an origin");
-    let spec = pod_of(&job, member()).spec.expect("a specification");
-    let volumes = spec.volumes.into_iter().flatten();
-    let mounts = spec.containers[0].volume_mounts.iter().flatten();
-    insta::assert_yaml_snapshot!(json!({
-        "initContainers": spec.init_containers,
-        "dataVolume": volumes.filter(|volume| volume.name == "data").collect::<Vec<_>>(),
-        "dataOfTheTrainer": mounts.filter(|mount| mount.name == "data").collect::<Vec<_>>(),
-        "envFromOfTheTrainer": spec.containers[0].env_from,
-    }));
+    insta::assert_yaml_snapshot!(data_of(&job));
 }
 
 #[test]
@@ -142,22 +147,13 @@ fn a_pod_that_streams_its_data_set() {
     let from = json!({"locations": ["s3://images"], "credentialsSecret": "images-credentials"});
     job.spec.data.from = serde_json::from_value(from).expect("an origin");
     job.spec.data.cache = serde_json::from_value(json!({"sizeLimit": "50Gi"})).expect("a cache");
-    let spec = pod_of(&job, member()).spec.expect("a specification");
-    let volumes = spec.volumes.into_iter().flatten();
-    let mounts = spec.containers[0].volume_mounts.iter().flatten();
-    let found = json!({
-        "initContainers": spec.init_containers,
-        "volumes": volumes.filter(|volume| volume.name == "data").collect::<Vec<_>>(),
-        "mounts": mounts.filter(|mount| mount.name == "data").collect::<Vec<_>>(),
-        "envFrom": spec.containers[0].env_from,
-    });
     let expected = json!({
         "initContainers": null,
-        "volumes": [{"name": "data", "emptyDir": {"sizeLimit": "50Gi"}}],
-        "mounts": [{"name": "data", "mountPath": "/data"}],
-        "envFrom": [{"secretRef": {"name": "images-credentials"}}],
+        "dataVolume": [{"name": "data", "emptyDir": {"sizeLimit": "50Gi"}}],
+        "dataOfTheTrainer": [{"name": "data", "mountPath": "/data"}],
+        "envFromOfTheTrainer": [{"secretRef": {"name": "images-credentials"}}],
     });
-    assert_eq!(found, expected);
+    assert_eq!(data_of(&job), expected);
 }
 
 #[test]
@@ -282,22 +278,4 @@ fn host_names_stay_within_what_dns_allows() {
     job.metadata.name = Some("j".repeat(50));
     let longest = pod::name(&job, 999_999, 4095);
     assert!(longest.len() <= 63, "{} is too long", longest.len());
-}
-
-#[test]
-fn a_view_of_a_built_pod_tells_what_it_was_built_for() {
-    let job = fixtures::job();
-    let mut pod = pod_of(&job, member());
-    pod.status = serde_json::from_value(json!({
-        "phase": "Running", "podIP": "fd00::7",
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }))
-    .ok();
-    let view = crate::policy::gang::PodView::of(&pod).expect("ours");
-    assert_eq!(
-        (view.attempt, view.node_rank, view.gang_size, view.node.as_deref()),
-        (3, 1, 2, Some("gpu-7"))
-    );
-    assert_eq!(view.agent.as_deref(), Some("http://[fd00::7]:9402"));
-    assert!(view.ready && view.deletion_timestamp.is_none() && view.stuck.is_none());
 }
