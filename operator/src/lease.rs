@@ -1,7 +1,7 @@
 //! Leader election by a Lease, by client-go's rules.
 //!
 //! A Lease is free once its holder has not renewed it for its duration, by the observer's clock.
-//! The holder gives up earlier, after failing to renew. [`decide`] is the rule; the rest is I/O.
+//! The holder gives up earlier, after failing to renew. [`next`] is the rule; the rest is I/O.
 
 use std::time::Duration;
 
@@ -22,54 +22,34 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout of one call.
 const CALL: Duration = Duration::from_secs(5);
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Step {
-    /// Become its holder.
-    Take,
-    /// Renew it as its holder.
-    Renew,
-    /// Another replica holds it.
-    Wait,
-}
-
+/// The Lease as `identity` takes or renews it; `None` while another replica holds it.
 /// `unchanged_for` is how long this observer has seen the Lease unchanged.
-fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> Step {
-    let holder = lease
-        .and_then(|lease| lease.holder_identity.as_deref())
-        .filter(|holder| !holder.is_empty());
-    match holder {
-        None => Step::Take,
-        Some(holder) if holder == identity => Step::Renew,
-        Some(_) => {
-            let seconds = lease
-                .and_then(|lease| lease.lease_duration_seconds)
-                .and_then(|seconds| u64::try_from(seconds).ok());
-            let duration = seconds.map_or(DURATION, Duration::from_secs);
-            if unchanged_for >= duration {
-                Step::Take
-            } else {
-                Step::Wait
-            }
-        }
+fn next(
+    last: Option<&LeaseSpec>,
+    identity: &str,
+    unchanged_for: Duration,
+    now: Timestamp,
+) -> Option<LeaseSpec> {
+    let holder = last.and_then(|lease| lease.holder_identity.as_deref());
+    let is_held = holder == Some(identity);
+    let is_free = holder.is_none_or(str::is_empty) || {
+        let seconds = last.and_then(|lease| lease.lease_duration_seconds);
+        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        unchanged_for >= seconds.map_or(DURATION, Duration::from_secs)
+    };
+    if !is_held && !is_free {
+        return None;
     }
-}
-
-/// The Lease after `identity` has taken or renewed it.
-fn held(last: Option<&LeaseSpec>, identity: &str, step: Step, now: Timestamp) -> LeaseSpec {
-    let is_new = step == Step::Take;
+    let acquired = last.and_then(|lease| lease.acquire_time.clone());
     let transitions = last.and_then(|lease| lease.lease_transitions).unwrap_or(0);
-    LeaseSpec {
+    Some(LeaseSpec {
         holder_identity: Some(identity.into()),
         lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-        acquire_time: if is_new {
-            Some(MicroTime(now))
-        } else {
-            last.and_then(|lease| lease.acquire_time.clone())
-        },
+        acquire_time: if is_held { acquired } else { Some(MicroTime(now)) },
         renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(transitions + i32::from(is_new && last.is_some())),
+        lease_transitions: Some(transitions + i32::from(!is_held && last.is_some())),
         ..LeaseSpec::default()
-    }
+    })
 }
 
 #[derive(Debug)]
@@ -177,11 +157,10 @@ impl Candidate {
         };
         self.seen = Some((lease.clone(), since));
         let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
-        let step = decide(spec, &self.identity, since.elapsed());
-        if step == Step::Wait {
+        let spec = next(spec, &self.identity, since.elapsed(), Timestamp::now());
+        if spec.is_none() {
             return Ok(false);
         }
-        let spec = Some(held(spec, &self.identity, step, Timestamp::now()));
         let written = if let Some(lease) = lease {
             // Its resource version makes the server refuse the write if another replica was faster.
             let lease = Lease { spec, ..lease };
@@ -209,54 +188,46 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn lease(holder: &str) -> LeaseSpec {
-        LeaseSpec {
-            holder_identity: Some(holder.into()),
-            lease_duration_seconds: Some(15),
-            lease_transitions: Some(3),
-            ..LeaseSpec::default()
-        }
-    }
-
-    #[test]
-    fn a_lease_is_taken_only_when_it_is_free() {
-        let seconds = Duration::from_secs;
-        for (spec, unchanged, expected) in [
-            (None, 0, Step::Take),
-            (Some(lease("")), 0, Step::Take),
-            (Some(lease("other")), 14, Step::Wait),
-            (Some(lease("other")), 15, Step::Take),
-            (Some(lease("self")), 100, Step::Renew),
-        ] {
-            assert_eq!(
-                decide(spec.as_ref(), "self", seconds(unchanged)),
-                expected,
-                "{spec:?} after {unchanged} s"
-            );
-        }
-    }
-
-    #[test]
-    fn transitions_count_changes_of_the_holder() {
-        let now = Timestamp::now();
-        let taken = held(Some(&lease("other")), "self", Step::Take, now);
-        assert_eq!(taken.lease_transitions, Some(4));
-        assert_eq!(taken.acquire_time, Some(MicroTime(now)));
-        let renewed = held(Some(&taken), "self", Step::Renew, now);
-        assert_eq!(renewed.lease_transitions, Some(4));
-        assert_eq!(renewed.acquire_time, taken.acquire_time);
-        assert_eq!(held(None, "self", Step::Take, now).lease_transitions, Some(0));
-    }
-
     use std::sync::{Arc, Mutex};
 
     use http::{Method, Request, Response};
     use kube::client::Body;
     use tower_test::mock;
 
+    use super::*;
     use crate::fixtures;
+
+    #[test]
+    fn a_lease_is_taken_only_when_it_is_free() {
+        let lease = |holder: &str| LeaseSpec {
+            holder_identity: Some(holder.into()),
+            acquire_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
+            lease_duration_seconds: Some(12),
+            lease_transitions: Some(3),
+            ..LeaseSpec::default()
+        };
+        // Transitions count changes of the holder.
+        for (last, unchanged_for, transitions) in [
+            (None, 0, Some(0)),
+            (Some(lease("")), 0, Some(4)),
+            (Some(lease("other")), 11, None),
+            (Some(lease("other")), 12, Some(4)),
+            (Some(lease("self")), 100, Some(3)),
+        ] {
+            let now = Timestamp::now();
+            let next = next(last.as_ref(), "self", Duration::from_secs(unchanged_for), now);
+            let found = next.as_ref().and_then(|lease| lease.lease_transitions);
+            assert_eq!(found, transitions, "{last:?} after {unchanged_for} s");
+            if let Some(next) = next {
+                let acquired = if transitions == Some(3) {
+                    Timestamp::UNIX_EPOCH
+                } else {
+                    now
+                };
+                assert_eq!(next.acquire_time, Some(MicroTime(acquired)));
+            }
+        }
+    }
 
     type Stored = Arc<Mutex<Option<Lease>>>;
 
