@@ -57,18 +57,31 @@ impl Error {
         match self {
             Self::InvalidObject(_) | Self::InvalidStudy(_) => "InvalidObject",
             Self::NameTaken { .. } | Self::LastOwnersObject { .. } => "NameTaken",
-            Self::Api { source, .. } => match &**source {
-                kube::Error::Api(status) => match status.code {
-                    401 | 403 => "Forbidden",
-                    404 => "NotFound",
-                    409 => "Conflict",
-                    400 | 422 => "Rejected",
-                    429 | 503 | 504 => "Overloaded",
-                    _ => "ApiServer",
-                },
-                _ => "Network",
+            Self::Api { .. } => match self.code() {
+                Some(401 | 403) => "Forbidden",
+                Some(404) => "NotFound",
+                Some(409) => "Conflict",
+                Some(400 | 422) => "Rejected",
+                Some(429 | 503 | 504) => "Overloaded",
+                Some(_) => "ApiServer",
+                None => "Network",
             },
         }
+    }
+
+    /// The API server's response.
+    fn response(&self) -> Option<&kube::core::Status> {
+        match self {
+            Self::Api { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn code(&self) -> Option<u16> {
+        self.response().map(|status| status.code)
     }
 
     pub(crate) const CATEGORIES: [&'static str; 9] = [
@@ -104,35 +117,22 @@ impl Error {
 
     /// Whether the API server would reject the same object again.
     pub(crate) fn is_final(&self) -> bool {
-        let Self::Api {
-            verb: "create",
-            source,
-            ..
-        } = self
-        else {
-            return false;
+        let is_denied = |status: &kube::core::Status| {
+            matches!(status.code, 400 | 422) || DENIED.iter().any(|words| status.message.contains(words))
         };
-        let kube::Error::Api(status) = &**source else {
-            return false;
-        };
-        let is_denied = || DENIED.iter().any(|words| status.message.contains(words));
-        self.is_refusal() && (matches!(status.code, 400 | 422) || is_denied())
+        matches!(self, Self::Api { verb: "create", .. })
+            && self.is_refusal()
+            && self.response().is_some_and(is_denied)
     }
 
     /// Whether the call certainly had no effect. A call without a response, or with a server error,
     /// may have had one; a conflict may be with an earlier call of this operator.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
-            Self::InvalidObject(_)
-            | Self::InvalidStudy(_)
-            | Self::NameTaken { .. }
-            | Self::LastOwnersObject { .. } => true,
-            Self::Api { source, .. } => match &**source {
-                kube::Error::Api(status) => {
-                    (400..500).contains(&status.code) && !matches!(status.code, 408 | 409 | 429)
-                }
-                _ => false,
-            },
+            Self::Api { .. } => self
+                .code()
+                .is_some_and(|code| (400..500).contains(&code) && !matches!(code, 408 | 409 | 429)),
+            _ => true,
         }
     }
 }
@@ -161,63 +161,61 @@ pub(crate) fn back_off(failures: u32) -> Duration {
 mod tests {
     use super::*;
 
+    fn error(verb: &'static str, kind: &'static str, code: u16) -> Error {
+        let status = kube::core::Status::failure("message", "Reason").with_code(code);
+        Error::api(verb, kind, "a")(kube::Error::Api(Box::new(status)))
+    }
+
     #[test]
     fn every_category_is_in_the_closed_set() {
         for code in 400..600 {
-            let status = kube::core::Status::failure("message", "Reason").with_code(code);
-            let error = Error::api("create", "Pod", "a")(kube::Error::Api(Box::new(status)));
-            assert!(Error::CATEGORIES.contains(&error.category()), "{code}");
+            let category = error("create", "Pod", code).category();
+            assert!(Error::CATEGORIES.contains(&category), "{code}");
         }
     }
 
     #[test]
     fn only_what_was_certainly_not_done_is_refused() {
-        let error = |source| Error::api("create", "Pod", "a")(source);
         for (code, expected) in [
             (403, true),
             (422, true),
             (408, false),
             (409, false),
             (429, false),
-            (500, false),
             (504, false),
         ] {
-            let status = kube::core::Status::failure("message", "Reason").with_code(code);
-            assert_eq!(
-                error(kube::Error::Api(Box::new(status))).is_refusal(),
-                expected,
-                "{code}"
-            );
+            assert_eq!(error("create", "Pod", code).is_refusal(), expected, "{code}");
         }
-        assert!(!error(kube::Error::Service("timed out".into())).is_refusal());
+        let unanswered = Error::api("create", "Pod", "a")(kube::Error::Service("timed out".into()));
+        assert!(!unanswered.is_refusal());
     }
 
     #[test]
     fn only_what_is_to_be_created_is_rejected_for_good() {
         for (verb, expected) in [("create", true), ("delete", false), ("get", false)] {
-            let status = kube::core::Status::failure("message", "Invalid").with_code(422);
-            let error = Error::api(verb, "Pod", "a")(kube::Error::Api(Box::new(status)));
-            assert_eq!(error.is_final(), expected, "{verb}");
+            assert_eq!(error(verb, "Pod", 422).is_final(), expected, "{verb}");
         }
     }
 
     #[test]
     fn what_was_deleted_meanwhile_needs_no_status() {
-        let error = |verb, kind, code| {
-            let status = kube::core::Status::failure("message", "Reason").with_code(code);
-            Error::api(verb, kind, "a")(kube::Error::Api(Box::new(status)))
-        };
-        assert!(error(WRITE_STATUS, "ViTTrainingJob", 404).is_of_deleted());
-        assert!(!error(WRITE_STATUS, "Workload", 404).is_of_deleted());
-        assert!(!error(WRITE_STATUS, "ViTTrainingJob", 409).is_of_deleted());
-        assert!(!error("create", "ViTTrainingJob", 404).is_of_deleted());
+        for (verb, kind, code, expected) in [
+            (WRITE_STATUS, "ViTTrainingJob", 404, true),
+            (WRITE_STATUS, "Workload", 404, false),
+            (WRITE_STATUS, "ViTTrainingJob", 409, false),
+            ("create", "ViTTrainingJob", 404, false),
+        ] {
+            assert_eq!(
+                error(verb, kind, code).is_of_deleted(),
+                expected,
+                "{verb} {kind} {code}"
+            );
+        }
     }
 
     #[test]
     fn retries_slow_down_to_one_a_minute() {
-        assert_eq!(
-            [0, 1, 5, 6, 100].map(|failures| back_off(failures).as_secs()),
-            [1, 2, 32, 60, 60]
-        );
+        let seconds = [0, 1, 5, 6, 100].map(|failures| back_off(failures).as_secs());
+        assert_eq!(seconds, [1, 2, 32, 60, 60]);
     }
 }
