@@ -80,22 +80,23 @@ async fn ready(State(endpoints): State<Endpoints>) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Bytes;
-    use http_body_util::{BodyExt as _, Empty};
-    use hyper_util::client::legacy::Client;
-    use hyper_util::rt::TokioExecutor;
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
     use kube::core::DeserializeGuard;
     use kube::runtime::{reflector, watcher};
+    use tower::ServiceExt as _;
 
     use super::*;
     use crate::fixtures::{self, assert_contains};
 
-    async fn get(address: std::net::SocketAddr, path: &str) -> (StatusCode, String) {
-        let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-        let uri = format!("http://{address}{path}").parse().expect("an address");
-        let response = client.get(uri).await.expect("an answer");
+    async fn get(endpoints: &Endpoints, path: &str) -> (StatusCode, String) {
+        let request = Request::get(path).body(Body::empty()).expect("a request");
+        let response = router(endpoints.clone())
+            .oneshot(request)
+            .await
+            .expect("an answer");
         let status = response.status();
-        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        let body = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
         (status, String::from_utf8(body.to_vec()).expect("text"))
     }
 
@@ -103,27 +104,23 @@ mod tests {
     async fn the_operator_is_ready_once_its_caches_are_filled_and_alive_before() {
         let (jobs, mut writer) = reflector::store();
         writer.apply_watcher_event(&watcher::Event::Apply(DeserializeGuard(Ok(fixtures::job()))));
-        let is_ready = Arc::new(AtomicBool::new(false));
         let endpoints = Endpoints {
             metrics: Arc::new(Metrics::new().expect("metrics")),
             jobs,
             planner: SharedPlanner::default(),
-            is_ready: Arc::clone(&is_ready),
+            is_ready: Arc::default(),
         };
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let server = tokio::spawn(serve(listener, endpoints, std::future::pending()));
-        assert_eq!(get(address, "/healthz").await.0, StatusCode::OK);
-        assert_eq!(get(address, "/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
-        is_ready.store(true, Ordering::Relaxed);
-        assert_eq!(get(address, "/readyz").await, (StatusCode::OK, "ok".into()));
-        let (status, text) = get(address, "/metrics").await;
+        assert_eq!(get(&endpoints, "/healthz").await.0, StatusCode::OK);
+        assert_eq!(
+            get(&endpoints, "/readyz").await.0,
+            StatusCode::SERVICE_UNAVAILABLE
+        );
+        endpoints.is_ready.store(true, Ordering::Relaxed);
+        assert_eq!(get(&endpoints, "/readyz").await, (StatusCode::OK, "ok".into()));
+        let (status, text) = get(&endpoints, "/metrics").await;
         assert_eq!(status, StatusCode::OK);
         assert_contains(&text, "# TYPE vit_operator_reconciles_total counter");
-        assert!(
-            text.contains("vit_operator_jobs{phase=\"Pending\"} 1"),
-            "a job without a status is not counted: {text}"
-        );
-        server.abort();
+        // A job without a status counts.
+        assert_contains(&text, "vit_operator_jobs{phase=\"Pending\"} 1");
     }
 }
