@@ -1,7 +1,7 @@
 //! Classifies each pod's failure and finds the root cause of the attempt's.
 
 use contract::exit::ExitCode;
-use contract::{FailureClass, Memory};
+use contract::{FailureClass, FailureRecord, Memory};
 use jiff::Timestamp;
 
 use super::gang::{CannotStart, End, PodView, Trainer};
@@ -71,30 +71,18 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     if finished_well || !(pod.deletion_timestamp.is_some() || pod.lost || pod.has_failed()) {
         return start_failure(pod);
     }
-    let record = failed_end
-        .and_then(|end| end.record.as_ref())
-        .and_then(|record| record.failure.clone());
-    let (class, message) = match (&record, failed_end) {
-        (Some(record), _) => (record.class, record.message.clone()),
-        (None, Some(end)) => classify(pod, end),
-        (None, None) => (FailureClass::PodLost, lost(pod)),
+    let Some(end) = failed_end else {
+        return Some(Failure::from_pod(pod, FailureClass::PodLost, lost(pod)));
     };
-    // The kubelet only reports host memory.
-    let memory = match &record {
-        Some(record) => record.memory,
-        None => failed_end
-            .filter(|end| end.reason == OOM_KILLED)
-            .map(|_| Memory::Host),
-    };
-    let exit_code = record.as_ref().map(|record| record.exit_code);
-    let exit_code = exit_code.or(failed_end.map(|end| end.exit.code()));
+    let record = end.record.as_ref().and_then(|record| record.failure.clone());
+    let record = record.unwrap_or_else(|| kubelet_record(pod, end));
     Some(Failure {
-        memory,
-        is_echo: is_echo(class, exit_code, pod.trainer),
-        rank: record.as_ref().and_then(|record| record.rank),
-        exit_code,
-        finished_at: failed_end.and_then(|end| end.finished_at),
-        ..Failure::from_pod(pod, class, message)
+        memory: record.memory,
+        is_echo: is_echo(record.class, Some(record.exit_code), pod.trainer),
+        rank: record.rank,
+        exit_code: Some(record.exit_code),
+        finished_at: end.finished_at,
+        ..Failure::from_pod(pod, record.class, record.message)
     })
 }
 
@@ -111,32 +99,30 @@ fn start_failure(pod: &PodView) -> Option<Failure> {
     ))
 }
 
-/// Classifies an end without a trainer's record by the kubelet's.
-fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
+/// What the kubelet knows of an end without a trainer's record.
+fn kubelet_record(pod: &PodView, end: &End) -> FailureRecord {
+    let exit_code = end.exit.code();
+    let is_out_of_memory = end.reason == OOM_KILLED;
     let own_words = |otherwise: String| end.message.clone().unwrap_or(otherwise);
-    if end.reason == OOM_KILLED {
-        return (
-            FailureClass::OutOfMemory,
-            own_words("killed: the container reached its memory limit".into()),
-        );
-    }
-    if pod.disruption.is_some() {
-        return (FailureClass::PodLost, lost(pod));
-    }
-    match end.exit.failure_class() {
-        Some(class) => {
-            let code = end.exit.code();
-            let words = match end.exit {
-                ExitCode::Signal(signal) => format!("ended by signal {signal}"),
-                _ => format!("exited with code {code}"),
-            };
-            (class, own_words(words))
+    let (class, message) = match (end.exit.failure_class(), end.exit) {
+        _ if is_out_of_memory => {
+            let words = "killed: the container reached its memory limit";
+            (FailureClass::OutOfMemory, own_words(words.into()))
         }
-        // The operator did not stop it.
-        None => (
-            FailureClass::PodLost,
-            own_words("the trainer stopped on a SIGTERM that the operator did not send".into()),
-        ),
+        _ if pod.disruption.is_some() => (FailureClass::PodLost, lost(pod)),
+        (Some(class), ExitCode::Signal(signal)) => (class, own_words(format!("ended by signal {signal}"))),
+        (Some(class), _) => (class, own_words(format!("exited with code {exit_code}"))),
+        (None, _) => {
+            let words = "the trainer stopped on a SIGTERM that the operator did not send";
+            (FailureClass::PodLost, own_words(words.into()))
+        }
+    };
+    FailureRecord {
+        rank: None,
+        exit_code,
+        class,
+        memory: is_out_of_memory.then_some(Memory::Host),
+        message,
     }
 }
 
