@@ -102,9 +102,8 @@ pub(crate) fn after(
     }
     let before = nodes.iter().position(|node| node.node == *name);
     let before = before.map(|index| nodes.swap_remove(index));
-    let failures = before.as_ref().map_or(0, |node| node.failures).saturating_add(1);
-    let was_avoided = before.is_some_and(|node| node.avoided_until.is_some());
-    let is_avoided = was_avoided || blame == Blame::AtOnce || failures >= FAILURES;
+    let failures = before.map_or(0, |node| node.failures).saturating_add(1);
+    let is_avoided = blame == Blame::AtOnce || failures >= FAILURES;
     nodes.push(FailedNodeStatus {
         node: name.clone(),
         failures,
