@@ -121,8 +121,8 @@ mod tests {
             ),
             // Pods may hold more than a node has left.
             (
-                vec![node("Tesla-T4", "ready", [2, 8, 0])],
-                vec![("Tesla-T4", [8, 0, 0, 0])],
+                vec![node("Tesla-T4", "ready", [2, 9, 0])],
+                vec![("Tesla-T4", [9, 0, 0, 0])],
             ),
         ] {
             let named = (0..)
