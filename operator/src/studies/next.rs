@@ -1,6 +1,6 @@
 //! The next actions for a study. Pure.
 
-use crds::ViTTrainingJob;
+use crds::{Phase, ViTTrainingJob};
 use jiff::SignedDuration;
 use kube::ResourceExt as _;
 use planner::facts::inventory::NodeHealth;
@@ -8,7 +8,7 @@ use planner::policy::node_fit::{Refusal, Verdict, verdict};
 use planner::policy::request::Shape;
 use study::{Plan, RunState, StudyJob};
 
-use super::observation::{Observation, has_lost_a_gpu, is_being_deleted, is_placeless, nodes};
+use super::observation::{Observation, device_fault, is_being_deleted, nodes};
 use super::runs::{self, Nodes, RunRepetition, slot_of};
 
 /// The next actions for a study: delete jobs, then create one.
@@ -68,7 +68,8 @@ fn is_outdated(observation: &Observation, job: &StudyJob, slots: &[RunRepetition
         let placement = &job.spec.placement;
         (placement.nodes.clone(), placement.exclude_nodes.clone())
     };
-    is_placeless(job) && choice(&job.job) != choice(&wanted)
+    let is_waiting = job.phase().is_none_or(|phase| phase == Phase::Pending);
+    is_waiting && choice(&job.job) != choice(&wanted)
 }
 
 fn creation(
@@ -113,7 +114,7 @@ fn known_nodes(observation: &Observation, choice: &str, slots: &[RunRepetition<'
         let named = &slot.run.spec.placement.nodes;
         let mut nodes = nodes(job).to_vec();
         nodes.sort_by_key(|node| named.iter().position(|name| name == node));
-        if has_lost_a_gpu(job) {
+        if device_fault(job).is_some() {
             known = vec![];
         } else if !known.starts_with(&nodes) {
             known = nodes;

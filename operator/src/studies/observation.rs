@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::FailureClass;
+use crds::ViTScalingStudy;
 use crds::conditions::types;
 use crds::status::FailureStatus;
 use crds::study::status::ViTScalingStudyStatus;
-use crds::{Phase, ViTScalingStudy};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use planner::facts::inventory::NodeFacts;
@@ -60,18 +60,15 @@ impl Observation {
 
     /// Nodes with a recent GPU failure.
     pub(super) fn faulty_nodes(&self) -> BTreeSet<&str> {
-        let faulty = self.jobs.iter().filter_map(|job| faulty_node(job, self.now));
-        faulty.collect()
+        let is_recent = |time: &Time| self.now.duration_since(time.0) < FAULT_REMEMBERED;
+        let faults = self.jobs.iter().filter_map(device_fault);
+        let recent = faults.filter(|fault| fault.time.as_ref().is_some_and(is_recent));
+        recent.filter_map(|fault| fault.node.as_deref()).collect()
     }
 }
 
 pub(super) fn is_being_deleted(job: &StudyJob) -> bool {
     job.job.metadata.deletion_timestamp.is_some()
-}
-
-/// Whether it waits for GPUs.
-pub(super) fn is_placeless(job: &StudyJob) -> bool {
-    job.phase().is_none_or(|phase| phase == Phase::Pending)
 }
 
 /// The nodes of its gang, running or not.
@@ -91,20 +88,8 @@ pub(super) fn waits_for(job: &StudyJob) -> String {
     )
 }
 
-/// Whether the failure of a GPU ended the job.
-pub(super) fn has_lost_a_gpu(job: &StudyJob) -> bool {
-    device_fault(job).is_some()
-}
-
-fn device_fault(job: &StudyJob) -> Option<&FailureStatus> {
+/// The failure of a GPU that ended the job.
+pub(super) fn device_fault(job: &StudyJob) -> Option<&FailureStatus> {
     let failure = job.job.status.as_ref()?.last_failure.as_ref()?;
     (failure.class == FailureClass::DeviceFault.as_str()).then_some(failure)
-}
-
-/// The node whose GPU failure recently ended the job.
-fn faulty_node(job: &StudyJob, now: Timestamp) -> Option<&str> {
-    let fault = device_fault(job)?;
-    let is_recent = |time: &Time| now.duration_since(time.0) < FAULT_REMEMBERED;
-    fault.time.as_ref().filter(|time| is_recent(time))?;
-    fault.node.as_deref()
 }

@@ -74,7 +74,11 @@ impl RunRepetition<'_> {
     pub(super) fn job(&self, study: &ViTScalingStudy, number: u32, nodes: &Nodes) -> ViTTrainingJob {
         let mut job = ViTTrainingJob::new(&self.job_name(study, number), self.run.job(self.repetition));
         job.metadata.namespace = study.namespace();
-        job.metadata.owner_references = owner(study).map(|owner| vec![owner]);
+        let owner = study.controller_owner_ref(&()).map(|owner| OwnerReference {
+            block_owner_deletion: Some(true),
+            ..owner
+        });
+        job.metadata.owner_references = owner.map(|owner| vec![owner]);
         let own = [
             (labels::MANAGED_BY, labels::MANAGER.to_owned()),
             (labels::STUDY_NAME, study.name_any()),
@@ -104,15 +108,6 @@ impl RunRepetition<'_> {
         }
         job
     }
-}
-
-/// The study as the owner of its objects.
-pub(super) fn owner(study: &ViTScalingStudy) -> Option<OwnerReference> {
-    let owner = study.controller_owner_ref(&())?;
-    Some(OwnerReference {
-        block_owner_deletion: Some(true),
-        ..owner
-    })
 }
 
 /// Every repetition of every run, in order: all runs once before any is repeated, so that changes

@@ -4,7 +4,6 @@ use crds::Phase;
 use crds::conditions::types::{COMPLETE, FAILED, RECONCILED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons, study_reasons};
 use crds::study::status::{CurrentRun, PointStatus, RunsStatus, StudyPhase, ViTScalingStudyStatus};
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use study::{Plan, PointResult, Results, RunState, StudyJob};
@@ -18,33 +17,29 @@ use crate::numbers::rounded;
 /// Failed runs that a condition names.
 const NAMED_FAILURES: usize = 3;
 
-struct Draft {
+struct Draft<'a> {
     status: ViTScalingStudyStatus,
-    generation: Option<i64>,
-    now: Timestamp,
+    seen: &'a Observation,
 }
 
-impl Draft {
-    fn of(observation: &Observation) -> Self {
+impl<'a> Draft<'a> {
+    fn of(seen: &'a Observation) -> Self {
         Self {
-            status: observation.status(),
-            generation: observation.study.metadata.generation,
-            now: observation.now,
+            status: seen.status(),
+            seen,
         }
     }
 
     fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
-        let condition = conditions::condition(type_, value, (reason, message), self.generation, self.now);
+        let generation = self.seen.study.metadata.generation;
+        let condition = conditions::condition(type_, value, (reason, message), generation, self.seen.now);
         conditions::set(&mut self.status.conditions, condition);
     }
 
     /// Sets a condition to false if it was true.
     fn unset(&mut self, type_: &str, message: &str) {
-        if self
-            .status
-            .condition(type_)
-            .is_some_and(|known| known.status == "True")
-        {
+        let known = self.status.condition(type_);
+        if known.is_some_and(|known| known.status == "True") {
             self.set(type_, false, reasons::RESUMED, message);
         }
     }
@@ -58,14 +53,14 @@ impl Draft {
     fn end(&mut self, phase: StudyPhase) {
         self.status.phase = Some(phase);
         self.status.current = None;
-        self.status.completion_time.get_or_insert(Time(self.now));
+        self.status.completion_time.get_or_insert(Time(self.seen.now));
         if self.status.condition(RUNNING).is_some() {
             self.set(RUNNING, false, study_reasons::NO_RUNS, "the study is over");
         }
     }
 
     fn done(mut self) -> ViTScalingStudyStatus {
-        self.status.observed_generation = self.generation;
+        self.status.observed_generation = self.seen.study.metadata.generation;
         self.status
     }
 }
@@ -108,10 +103,10 @@ pub(super) fn status(observation: &Observation, plan: &Plan, next: &Next) -> ViT
     }
     draft.unset(SUSPENDED, "spec.suspend is not set");
     if let Some(job) = unfinished {
-        draft.status.start_time.get_or_insert(Time(draft.now));
+        draft.status.start_time.get_or_insert(Time(observation.now));
         follow(&mut draft, slots, job, next);
     } else if let Some(creation) = &next.create {
-        draft.status.start_time.get_or_insert(Time(draft.now));
+        draft.status.start_time.get_or_insert(Time(observation.now));
         let (words, name) = (&creation.words, creation.job.name_any());
         draft.status.current = Some(current(words, creation.repetition, &name));
         draft.wait(&format!("{words}: job {name} is created"));
@@ -131,7 +126,7 @@ pub(super) fn with_error(
 ) -> ViTScalingStudyStatus {
     let mut draft = Draft {
         status,
-        ..Draft::of(observation)
+        seen: observation,
     };
     match error {
         // Not a fault, but a reason to reconcile again.
@@ -145,7 +140,7 @@ pub(super) fn with_error(
     draft.status
 }
 
-fn suspend(draft: &mut Draft, unfinished: Option<&StudyJob>) {
+fn suspend(draft: &mut Draft<'_>, unfinished: Option<&StudyJob>) {
     if let Some(job) = unfinished {
         let message = format!(
             "job {} is being stopped; it starts over later",
@@ -161,7 +156,7 @@ fn suspend(draft: &mut Draft, unfinished: Option<&StudyJob>) {
     draft.set(RUNNING, false, reasons::SUSPENDED, message);
 }
 
-fn follow(draft: &mut Draft, slots: &[RunRepetition<'_>], job: &StudyJob, next: &Next) {
+fn follow(draft: &mut Draft<'_>, slots: &[RunRepetition<'_>], job: &StudyJob, next: &Next) {
     let slot = slot_of(job, slots);
     let name = job.job.name_any();
     let words = slot.map_or_else(|| name.clone(), RunRepetition::words);
@@ -187,7 +182,7 @@ fn current(words: &str, repetition: u32, job: &str) -> CurrentRun {
     }
 }
 
-fn finish(draft: &mut Draft, slots: &[RunRepetition<'_>], states: &[RunState]) {
+fn finish(draft: &mut Draft<'_>, slots: &[RunRepetition<'_>], states: &[RunState]) {
     draft.unset(SUSPENDED, "the study is over");
     let failure = |(slot, state): (&RunRepetition<'_>, &RunState)| match state {
         RunState::Failed(message) => Some(format!("{}: {message}", slot.words())),
