@@ -48,33 +48,3 @@ pub(crate) const SETTLE: SignedDuration = SignedDuration::from_secs(3);
 /// Grace period in seconds for the remaining pods of a failed attempt. Rank 0 may be writing its
 /// last checkpoint; others may hold GPUs in a collective with a peer that will never answer.
 pub(crate) const STOP_AFTER_FAILURE_SECONDS: u32 = 30;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_budget_is_that_many_restarts() {
-        use FailureClass::{BadData, Killed};
-        for (class, next_differs, failures, max_restarts, expected) in [
-            (Killed, false, 1, 1, Verdict::Restart),
-            (Killed, false, 2, 1, Verdict::Exhausted),
-            (Killed, false, 1, 0, Verdict::Exhausted),
-            (BadData, false, 1, 100, Verdict::NotRetryable),
-            (BadData, true, 1, 1, Verdict::Restart),
-            (BadData, true, 2, 1, Verdict::Exhausted),
-        ] {
-            let found = verdict(class, next_differs, failures, max_restarts);
-            assert_eq!(
-                found, expected,
-                "{class} {next_differs} {failures} {max_restarts}"
-            );
-        }
-    }
-
-    #[test]
-    fn back_off_doubles_up_to_a_minute() {
-        let seconds = [0, 1, 2, 3, 6, 7, i32::MAX].map(|failures| back_off(failures).as_secs());
-        assert_eq!(seconds, [1, 1, 2, 4, 32, 60, 60]);
-    }
-}
