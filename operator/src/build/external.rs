@@ -2,9 +2,9 @@
 
 use contract::environment::{self, torchrun};
 use crds::ValidatedJob;
-use k8s_openapi::api::core::v1::{Capabilities, Container, EnvVar, Probe, SecurityContext};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Probe, SecurityContext};
 
-use super::{Member, variable};
+use super::{Member, confined, variable};
 use crate::policy::gang::AGENT;
 
 /// User of the operator's image.
@@ -49,15 +49,9 @@ pub(super) fn containers(
         readiness_probe: container.readiness_probe.clone(),
         // None of the manifest's privileges.
         security_context: Some(SecurityContext {
-            allow_privilege_escalation: Some(false),
-            read_only_root_filesystem: Some(true),
             run_as_non_root: Some(true),
             run_as_user: Some(AGENT_USER),
-            capabilities: Some(Capabilities {
-                drop: Some(vec!["ALL".into()]),
-                add: None,
-            }),
-            ..SecurityContext::default()
+            ..confined(vec![])
         }),
         termination_message_path: container.termination_message_path.clone(),
         termination_message_policy: container.termination_message_policy.clone(),

@@ -12,9 +12,9 @@ pub(crate) mod workload;
 use std::collections::BTreeMap;
 
 use crds::{ViTTrainingJob, labels};
-use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::api::core::v1::{Capabilities, EnvVar, SecurityContext};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::{Resource as _, ResourceExt as _};
+use kube::{Resource, ResourceExt as _};
 
 /// One pod of a gang.
 #[derive(Clone, Copy, Debug)]
@@ -28,17 +28,22 @@ pub(crate) struct Member<'a> {
     pub(crate) agent_image: Option<&'a str>,
 }
 
+/// The owner references of an object that is deleted with its owner.
+pub(crate) fn owned_by(owner: &impl Resource<DynamicType = ()>) -> Option<Vec<OwnerReference>> {
+    let reference = owner.controller_owner_ref(&())?;
+    Some(vec![OwnerReference {
+        block_owner_deletion: Some(true),
+        ..reference
+    }])
+}
+
 /// Name, labels and owner of a job's objects.
 fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
-    let owner = job.controller_owner_ref(&()).map(|owner| OwnerReference {
-        block_owner_deletion: Some(true),
-        ..owner
-    });
     ObjectMeta {
         name: Some(name),
         namespace: job.namespace(),
         labels: Some(job_labels(job)),
-        owner_references: owner.map(|owner| vec![owner]),
+        owner_references: owned_by(job),
         ..ObjectMeta::default()
     }
 }
@@ -74,6 +79,19 @@ fn variable(name: &str, value: impl Into<String>) -> EnvVar {
         name: name.into(),
         value: Some(value.into()),
         value_from: None,
+    }
+}
+
+/// Without privileges but these capabilities.
+fn confined(capabilities: Vec<String>) -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".into()]),
+            add: (!capabilities.is_empty()).then_some(capabilities),
+        }),
+        ..SecurityContext::default()
     }
 }
 

@@ -7,18 +7,18 @@ use crds::spec::{ImagePullPolicy, Volume as JobVolume};
 use crds::validate::{DataFiles, Mount, PodSettings};
 use crds::{ValidatedJob, ViTTrainingJob, labels};
 use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource,
-    EnvFromSource, EnvVar, EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference,
-    NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
-    PersistentVolumeClaimVolumeSource, Pod, PodSchedulingGroup, PodSecurityContext, PodSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecurityContext, Volume, VolumeMount,
+    Affinity, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvFromSource, EnvVar,
+    EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference, NodeAffinity, NodeSelector,
+    NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod,
+    PodSchedulingGroup, PodSecurityContext, PodSpec, Probe, ResourceRequirements, SeccompProfile, Volume,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 use super::fetch::DATA;
-use super::{Member, external, fetch, metadata, name_of_attempt, variable};
+use super::{Member, confined, external, fetch, metadata, name_of_attempt, variable};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
 /// Name of the volume of checkpoints.
@@ -146,15 +146,7 @@ fn container(
             ..Probe::default()
         }),
         resources: Some(resources(valid)),
-        security_context: Some(SecurityContext {
-            allow_privilege_escalation: Some(false),
-            read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities {
-                drop: Some(vec!["ALL".into()]),
-                add: some_if_any(settings.capabilities.clone()),
-            }),
-            ..SecurityContext::default()
-        }),
+        security_context: Some(confined(settings.capabilities.clone())),
         termination_message_path: Some(environment::TERMINATION_LOG_PATH.into()),
         termination_message_policy: Some("File".into()),
         volume_mounts: Some(mounts),

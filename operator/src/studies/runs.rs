@@ -6,11 +6,12 @@ use std::sync::Arc;
 use contract::CheckpointWriters;
 use crds::spec::Measure;
 use crds::{ViTScalingStudy, ViTTrainingJob, labels};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Resource as _, ResourceExt as _};
+use kube::ResourceExt as _;
 use planner::policy::request::{GangRequest, Shape};
 use serde_json::json;
 use study::{Plan, Run, StudyJob};
+
+use crate::build::owned_by;
 
 /// A repetition of a run.
 #[derive(Clone, Copy, Debug)]
@@ -74,11 +75,7 @@ impl RunRepetition<'_> {
     pub(super) fn job(&self, study: &ViTScalingStudy, number: u32, nodes: &Nodes) -> ViTTrainingJob {
         let mut job = ViTTrainingJob::new(&self.job_name(study, number), self.run.job(self.repetition));
         job.metadata.namespace = study.namespace();
-        let owner = study.controller_owner_ref(&()).map(|owner| OwnerReference {
-            block_owner_deletion: Some(true),
-            ..owner
-        });
-        job.metadata.owner_references = owner.map(|owner| vec![owner]);
+        job.metadata.owner_references = owned_by(study);
         let own = [
             (labels::MANAGED_BY, labels::MANAGER.to_owned()),
             (labels::STUDY_NAME, study.name_any()),
