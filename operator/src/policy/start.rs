@@ -104,49 +104,35 @@ mod tests {
 
     #[test]
     fn a_gang_has_its_time_and_the_pod_that_is_stuck_is_to_blame() {
-        let pods = |state, stuck: Option<&str>| {
-            let stuck = PodView {
+        use PodState::{Pending, Running, Succeeded};
+        let pending = "digits-1-0: it is pending";
+        let silent = "digits-1-1: it runs, but its agent does not answer";
+        for (first, state, stuck, late, why) in [
+            (
+                waiting(0, None),
+                Pending,
+                Some("no node"),
+                2,
+                "digits-1-1: no node",
+            ),
+            (waiting(0, None), Running, None, 2, pending),
+            // Pods that are ready or done are not late.
+            (waiting(0, None), Succeeded, None, 1, pending),
+            (pod(1, 0), Running, None, 1, silent),
+        ] {
+            let second = PodView {
                 state,
                 stuck: stuck.map(Into::into),
                 ..waiting(1, None)
             };
-            [waiting(0, None), stuck]
-        };
-        for (gang, expected) in [
-            (
-                pods(PodState::Pending, Some("no node")),
-                "2 of 2 pods",
-                "pod digits-1-1: no node",
-            ),
-            (
-                pods(PodState::Running, None),
-                "2 of 2 pods",
-                "pod digits-1-0: it is pending",
-            ),
-            // Pods that are ready or done are not late.
-            (
-                pods(PodState::Succeeded, None),
-                "1 of 2 pods",
-                "pod digits-1-0: it is pending",
-            ),
-            (
-                [pod(1, 0), pods(PodState::Running, None)[1].clone()],
-                "1 of 2 pods",
-                "pod digits-1-1: it runs, but its agent does not answer",
-            ),
-        ]
-        .map(|(gang, late, why)| {
-            (
-                gang,
-                format!("{late} were not ready within 60 s (scheduling.startTimeoutSeconds); {why}"),
-            )
-        }) {
+            let gang = [first, second];
+            let limit = "not ready within 60 s (scheduling.startTimeoutSeconds)";
+            let expected = format!("{late} of 2 pods were {limit}; pod {why}");
             assert_eq!(overdue_at(59, &gang), None);
             assert_eq!(overdue_at(60, &gang), Some(expected));
         }
         assert_eq!(overdue_at(1000, &[pod(1, 0), pod(1, 1)]), None);
-        let unplaced = ViTTrainingJobStatus::default();
-        let job = job_in(Phase::Starting, 1);
+        let (job, unplaced) = (job_in(Phase::Starting, 1), ViTTrainingJobStatus::default());
         assert_eq!(overdue(&[waiting(0, None)], &job, &unplaced, at(1000)), None);
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use contract::{Epoch, FailureClass, Measurement, PhaseSeconds};
+use contract::{FailureClass, Measurement};
 use crds::conditions::{reasons, types};
 use crds::status::{FailureStatus, PlacementStatus, ViTTrainingJobStatus};
 use crds::study::status::ViTScalingStudyStatus;
@@ -124,7 +124,7 @@ impl Cluster {
             ["trains", "on", ref nodes @ ..] => self.trains_on(nodes),
             ["measured"] => {
                 let ranks = self.job().spec.workers.nodes;
-                self.ends(Phase::Succeeded).measurement = Some(Box::new(measurement(ranks)));
+                self.ends(Phase::Succeeded).measurement = Some(measurement(ranks));
             }
             ["unmeasured:", reason] => {
                 self.ends(Phase::Succeeded).conditions = vec![condition(types::MEASURED, false, reason)];
@@ -279,28 +279,14 @@ fn node(name: &str, cpus: &str) -> NodeFacts {
     facts(&node, &mut Shared::default())
 }
 
-fn measurement(ranks: i32) -> Measurement {
-    Measurement {
-        world_size: ranks.cast_unsigned(),
-        global_batch_size: u64::from(ranks.cast_unsigned()) * 16,
-        train_images: 1000,
-        device: None,
-        epochs: vec![Epoch::default(); 2],
-        steps: 100,
-        step_seconds: 0.1,
-        images_per_second: f64::from(ranks) * 160.0,
-        phases: PhaseSeconds {
-            forward: 0.09,
-            sync_exposed: 0.01,
-            ..PhaseSeconds::default()
-        },
-        ranks: None,
-        communication_seconds: 0.02,
-        memory_bytes: None,
-        gpu: None,
-        nodes: vec![],
-        machine: None,
-    }
+fn measurement(ranks: i32) -> Box<Measurement> {
+    let json = json!({
+        "worldSize": ranks, "globalBatchSize": ranks * 16, "trainImages": 1000,
+        "epochs": {"seconds": [0.0, 0.0], "loss": [0.0, 0.0], "trainAccuracy": [0.0, 0.0]},
+        "steps": 100, "stepSeconds": 0.1, "imagesPerSecond": f64::from(ranks) * 160.0,
+        "phases": {"forward": 0.09, "sync_exposed": 0.01}, "communicationSeconds": 0.02,
+    });
+    serde_json::from_value(json).expect("a measurement")
 }
 
 #[test]
@@ -617,7 +603,7 @@ fn a_measurement_of_other_steps_or_ranks_is_none() {
             cluster.job().spec.workers.nodes = 1;
         }
         cluster.on("measured on one rank", |cluster| {
-            cluster.ends(Phase::Succeeded).measurement = Some(Box::new(measurement(1)));
+            cluster.ends(Phase::Succeeded).measurement = Some(measurement(1));
         });
         expected.assert_eq(&cluster.story);
     }
