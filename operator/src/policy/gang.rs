@@ -395,26 +395,19 @@ mod tests {
         let spec = pod.spec.as_mut().expect("a spec");
         let mut take = |name: &str| status.as_object_mut().expect("fields").remove(name);
         spec.node_name = take("node").map(|node| node.as_str().expect("a name").into());
-        let states = [FETCH, AGENT, CONTAINER].map(|name| (name, take(name)));
-        for (name, state) in states
-            .into_iter()
-            .filter_map(|(name, state)| Some((name, state?)))
-        {
-            let list = if name == CONTAINER {
-                "containerStatuses"
-            } else {
-                "initContainerStatuses"
-            };
-            status[list] = json!([
-                {"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state},
-            ]);
-            if name == AGENT {
-                let agent =
-                    json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
-                spec.init_containers = serde_json::from_value(agent).expect("a container");
-                spec.containers[0].ports = None;
-            }
+        let [fetch, agent, trainer] = [FETCH, AGENT, CONTAINER].map(|name| {
+            let state = take(name)?;
+            Some(json!([{
+                "name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            }]))
+        });
+        if agent.is_some() {
+            let agent = json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
+            spec.init_containers = serde_json::from_value(agent).expect("a container");
+            spec.containers[0].ports = None;
         }
+        status["initContainerStatuses"] = json!(fetch.or(agent));
+        status["containerStatuses"] = json!(trainer);
         pod.status = serde_json::from_value(status).expect("a status");
         PodView::of(&pod).expect("ours")
     }
