@@ -242,7 +242,7 @@ mod tests {
     proptest! {
         #[test]
         fn few_nodes_are_remembered_and_all_are_forgotten_in_the_end(
-            failures in prop::collection::vec((0..FailureClass::ALL.len(), 0..40_u8, 0..1000_i64), 0..200),
+            failures in prop::collection::vec((0..FailureClass::ALL.len(), 0..40_u8, 0..100_i64), 0..200),
         ) {
             let mut now = 0;
             let mut known = vec![];
