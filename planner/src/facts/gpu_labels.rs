@@ -2,59 +2,38 @@
 
 use std::collections::BTreeMap;
 
-/// One writer's labels of GPUs. Values of different writers are never compared.
-struct Writer {
-    product: &'static str,
-    memory: Option<&'static str>,
-    /// Labels with the driver's version; the first existing one counts.
-    driver: &'static [&'static str],
-}
-
-/// In order of trust: NVIDIA's own discovery, clouds, other vendors' discovery.
-const WRITERS: [Writer; 11] = [
-    Writer {
-        product: "nvidia.com/gpu.product",
-        memory: Some("nvidia.com/gpu.memory"),
-        driver: &[
-            "nvidia.com/cuda.driver-version.major",
-            "nvidia.com/cuda.driver.major",
-        ],
-    },
-    Writer::from_product_label("gpu.nvidia.com/model"),
-    Writer::from_product_label("gpu.nvidia.com/class"),
-    Writer::from_product_label("cloud.google.com/gke-accelerator"),
-    Writer {
-        memory: Some("eks.amazonaws.com/instance-gpu-memory"),
-        ..Writer::from_product_label("eks.amazonaws.com/instance-gpu-name")
-    },
-    Writer {
-        memory: Some("karpenter.k8s.aws/instance-gpu-memory"),
-        ..Writer::from_product_label("karpenter.k8s.aws/instance-gpu-name")
-    },
-    Writer::from_product_label("karpenter.azure.com/sku-gpu-name"),
-    Writer {
-        product: "amd.com/gpu.product-name",
-        memory: Some("amd.com/gpu.vram"),
-        driver: &["amd.com/gpu.driver-version"],
-    },
-    Writer {
-        product: "beta.amd.com/gpu.product-name",
-        memory: Some("beta.amd.com/gpu.vram"),
-        driver: &[],
-    },
-    Writer::from_product_label("habana.ai/product.name"),
-    Writer::from_product_label("gpu.intel.com/product"),
+/// The labels of each writer: the product, the GPU memory (or ""), and the driver's version, of which
+/// the first existing one counts. In order of trust: NVIDIA's own discovery, clouds, other vendors'
+/// discovery. Values of different writers are never compared.
+const WRITERS: [(&str, &str, &[&str]); 11] = [
+    ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", &NVIDIA_DRIVER),
+    ("gpu.nvidia.com/model", "", &[]),
+    ("gpu.nvidia.com/class", "", &[]),
+    ("cloud.google.com/gke-accelerator", "", &[]),
+    (
+        "eks.amazonaws.com/instance-gpu-name",
+        "eks.amazonaws.com/instance-gpu-memory",
+        &[],
+    ),
+    (
+        "karpenter.k8s.aws/instance-gpu-name",
+        "karpenter.k8s.aws/instance-gpu-memory",
+        &[],
+    ),
+    ("karpenter.azure.com/sku-gpu-name", "", &[]),
+    (
+        "amd.com/gpu.product-name",
+        "amd.com/gpu.vram",
+        &["amd.com/gpu.driver-version"],
+    ),
+    ("beta.amd.com/gpu.product-name", "beta.amd.com/gpu.vram", &[]),
+    ("habana.ai/product.name", "", &[]),
+    ("gpu.intel.com/product", "", &[]),
 ];
-
-impl Writer {
-    const fn from_product_label(product: &'static str) -> Self {
-        Self {
-            product,
-            memory: None,
-            driver: &[],
-        }
-    }
-}
+const NVIDIA_DRIVER: [&str; 2] = [
+    "nvidia.com/cuda.driver-version.major",
+    "nvidia.com/cuda.driver.major",
+];
 
 /// A node's GPUs, by its labels.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
@@ -80,35 +59,21 @@ impl GpuLabels {
     }
 
     pub(crate) fn read(labels: &BTreeMap<String, String>) -> Self {
-        let value = |label: &str| {
-            labels
-                .get(label)
-                .map(String::as_str)
-                .filter(|value| !value.is_empty())
-        };
+        let value = |label: &str| Some(labels.get(label)?.as_str()).filter(|value| !value.is_empty());
         let number = |label: &str| value(label)?.parse::<i64>().ok();
         let replicas = number("nvidia.com/gpu.replicas").filter(|replicas| *replicas > 1);
         let sharing_strategy =
             value("nvidia.com/gpu.sharing-strategy").filter(|strategy| *strategy != "none");
-        let writer = WRITERS.iter().find(|writer| value(writer.product).is_some());
-        let product = writer
-            .and_then(|writer| value(writer.product))
-            .unwrap_or_default();
+        let written = |(label, ..): &&(&str, _, _)| value(label).is_some();
+        let (product_label, memory, driver) = WRITERS.iter().find(written).unwrap_or(&("", "", &[]));
+        let product = value(product_label).unwrap_or_default();
+        let driver = driver.iter().find_map(|label| value(label));
         Self {
             product: product.into(),
-            product_label: writer.map_or("", |writer| writer.product),
-            memory_mebibytes: writer
-                .and_then(|writer| value(writer.memory?))
-                .and_then(mebibytes),
-            driver_major: writer
-                .and_then(|writer| {
-                    writer
-                        .driver
-                        .iter()
-                        .find_map(|label| value(label))?
-                        .split('.')
-                        .next()
-                })
+            product_label,
+            memory_mebibytes: value(memory).and_then(mebibytes),
+            driver_major: driver
+                .and_then(|version| version.split('.').next())
                 .map(Into::into),
             is_shared: sharing_strategy.is_some()
                 || replicas.is_some()
