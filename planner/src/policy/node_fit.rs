@@ -14,12 +14,12 @@ use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
 
 /// Defines [`Refusal`] from its variants and their texts.
 macro_rules! refusals {
-    ($($(#[$doc:meta])* $name:ident => $words:literal,)+) => {
+    ($($name:ident => $words:literal,)+) => {
         /// Why a node does not fit a pod of the gang, in the order of checks and lists.
         /// `status.placement.rejected` shows its [`Display`](fmt::Display).
         #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
         pub enum Refusal {
-            $($(#[$doc])* $name,)+
+            $(#[doc = concat!("A node ", $words, ".")] $name,)+
         }
 
         impl Refusal {
@@ -38,57 +38,34 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// `placement.nodes` does not name it.
     NotNamed => "not named by placement.nodes",
-    /// `placement.excludeNodes` names it.
     Excluded => "excluded by placement.excludeNodes",
-    /// Attempts of the job failed there.
     FailedBefore => "where attempts of this job failed",
-    /// A rank of the job was slow there.
     WasSlow => "where a rank of this job was slow",
-    /// It lacks labels of `workers.nodeSelector`, or of the flavors that Kueue assigned.
+    // Or without those of the flavors that Kueue assigned.
     SelectorMismatch => "without the labels of workers.nodeSelector",
-    /// It lacks the label of `placement.topology.required`.
     NoTopologyLabel => "without the label of placement.topology.required",
-    /// No label names the product of its GPUs.
     NoProductLabel => "without a label that names the GPU product",
-    /// An elastic gang had GPUs of another group, and fits there.
+    // An elastic gang fits on GPUs of its last group.
     OtherGpus => "with other GPUs than the gang had",
-    /// Its GPUs are not in `placement.gpu.products`.
     OtherProduct => "not in placement.gpu.products",
-    /// The job has a minimum of GPU memory, and no label has that of these GPUs.
     MemoryUnknown => "without a label with the GPU memory, which placement.gpu asks for",
-    /// Its GPUs have less memory than the job requires.
     TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
-    /// Its GPUs are shared or partitioned.
     Shared => "with shared GPUs or MIG slices",
-    /// It has GPUs of several models.
     Mixed => "with GPUs of several models",
-    /// It has fewer GPUs than a pod requests.
     TooFewGpus => "with fewer GPUs than workers.gpusPerNode",
-    /// It is not ready.
     NotReady => "not ready",
-    /// It is cordoned.
     Cordoned => "cordoned",
-    /// It has a taint that the job does not tolerate.
     Tainted => "with a taint that is not tolerated",
-    /// Fewer of its GPUs are allocatable than it has.
     Unhealthy => "with unhealthy GPUs",
-    /// Too few of its GPUs are free.
     InUse => "with too few free GPUs",
-    /// Too little cpu is free.
     NoCpu => "with too little free cpu",
-    /// Too little memory is free.
     NoMemory => "with too little free memory",
-    /// Too little ephemeral storage is free.
     NoStorage => "with too little free ephemeral-storage",
-    /// It has its maximum of pods.
     NoPodSlot => "with no room for another pod",
-    /// Another pod uses ports that a gang with `workers.hostNetwork` needs.
     HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
-    /// It has too little of another resource: network devices, huge pages.
+    // Network devices, huge pages.
     NoOtherResource => "with too little of another resource that a pod asks for",
-    /// It is reserved for another job.
     Reserved => "reserved for a job that waits longer or has a higher priority",
 }
 
@@ -196,6 +173,9 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
     let rules = &shape.rules;
     let labels = node.labels.values();
     let gpu_labels = node.labels.gpus();
+    let lacks_key = || matches!(&rules.required_topology, Some(key) if !labels.contains_key(key));
+    let has_other = || matches!(&shape.required_group, Some(group) if !is_of(group, node, shape));
+    let is_tainted = |taint| !is_tolerated(taint, &shape.tolerations);
     Some(if !rules.nodes.is_empty() && !rules.nodes.contains(name) {
         Refusal::NotNamed
     } else if rules.exclude_nodes.contains(name) {
@@ -207,19 +187,11 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
         }
     } else if !has_labels(labels, &shape.node_selector) {
         Refusal::SelectorMismatch
-    } else if rules
-        .required_topology
-        .as_ref()
-        .is_some_and(|key| !labels.contains_key(key))
-    {
+    } else if lacks_key() {
         Refusal::NoTopologyLabel
     } else if gpu_labels.product.is_empty() && rules.homogeneity != Homogeneity::Off {
         Refusal::NoProductLabel
-    } else if shape
-        .required_group
-        .as_ref()
-        .is_some_and(|group| !is_of(group, node, shape))
-    {
+    } else if has_other() {
         Refusal::OtherGpus
     } else if !rules.products.is_empty() && !rules.products.contains(&gpu_labels.product) {
         Refusal::OtherProduct
@@ -237,11 +209,7 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
         Refusal::NotReady
     } else if node.cordoned {
         Refusal::Cordoned
-    } else if node
-        .taints
-        .iter()
-        .any(|taint| !is_tolerated(taint, &shape.tolerations))
-    {
+    } else if node.taints.iter().any(is_tainted) {
         Refusal::Tainted
     } else if gpus.allocatable < gpus.capacity {
         Refusal::Unhealthy
@@ -252,46 +220,25 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
 
 /// Which resource of a node is too small, given what counts as free.
 fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i64) -> Option<Refusal> {
-    let lacks = |resource: &str| {
-        let asked = shape.requests.get(resource).copied().unwrap_or(0);
-        // Nodes report these, except some virtual ones, for which kube-scheduler decides.
-        let amount = node.resources.get(resource).filter(|amount| amount.capacity > 0);
-        asked > 0 && amount.is_some_and(|amount| free(*amount) < asked)
-    };
     if free(gpus) < shape.gpus_per_node {
         return Some(Refusal::InUse);
     }
-    [
-        (CPU, Refusal::NoCpu),
-        (MEMORY, Refusal::NoMemory),
-        (STORAGE, Refusal::NoStorage),
-        (PODS, Refusal::NoPodSlot),
-    ]
-    .into_iter()
-    .find_map(|(resource, refusal)| lacks(resource).then_some(refusal))
-    .or_else(|| {
-        let held = node
-            .resources
-            .get(HOST_PORTS)
-            .filter(|_| shape.requests.contains_key(HOST_PORTS));
-        held.is_some_and(|held| free(*held) < 0)
-            .then_some(Refusal::HostPortsInUse)
-    })
-    .or_else(|| lacks_other(node, shape, free).then_some(Refusal::NoOtherResource))
-}
-
-/// Whether a node has too little of a resource other than GPUs and the common ones.
-fn lacks_other(node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
-    let is_checked =
-        |resource: &str| [CPU, MEMORY, STORAGE, PODS, HOST_PORTS, &shape.gpu_resource].contains(&resource);
-    shape
-        .requests
-        .iter()
-        .filter(|(resource, _)| !is_checked(resource))
-        .any(|(resource, asked)| {
-            let has = node.resources.get(&**resource).copied().unwrap_or_default();
-            *asked > 0 && free(has) < *asked
-        })
+    let lacks = |(resource, asked): (&String, &i64)| {
+        let amount = node.resources.get(resource.as_str()).copied().unwrap_or_default();
+        let (refusal, is_common) = match resource.as_str() {
+            CPU => (Refusal::NoCpu, true),
+            MEMORY => (Refusal::NoMemory, true),
+            STORAGE => (Refusal::NoStorage, true),
+            PODS => (Refusal::NoPodSlot, true),
+            HOST_PORTS => return (free(amount) < 0).then_some(Refusal::HostPortsInUse),
+            gpus if gpus == shape.gpu_resource => return None,
+            _ => (Refusal::NoOtherResource, false),
+        };
+        // Some virtual nodes do not report common resources: kube-scheduler decides.
+        let is_known = !is_common || amount.capacity > 0;
+        (is_known && *asked > 0 && free(amount) < *asked).then_some(refusal)
+    };
+    shape.requests.iter().filter_map(lacks).min()
 }
 
 fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
