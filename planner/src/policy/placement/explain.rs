@@ -1,16 +1,14 @@
 //! Explains why a gang does not get the nodes of a group, with counts.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crds::spec::Homogeneity;
 use crds::status::{GpuGroup, RejectedGroup};
 
 use crate::policy::node_fit::Refusal;
-use crate::policy::request::GangRequest;
+use crate::policy::request::{GangRequest, Shape};
 
-/// Most groups in a message.
 const GROUPS_IN_MESSAGE: usize = 12;
 /// Most groups in a status: with `placement.groupBy` there may be one per node.
 const GROUPS_IN_STATUS: usize = 32;
@@ -21,11 +19,9 @@ const NODES_IN_REASON: usize = 3;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Reasons(pub(super) Vec<GroupReasons>);
 
-/// One group.
 #[derive(Debug, PartialEq)]
 pub(super) struct GroupReasons {
     pub(super) group: GpuGroup,
-    /// Fitting nodes.
     pub(super) fitting: usize,
     /// The most of them with one value of the required topology key, if there is one.
     pub(super) largest_domain: Option<usize>,
@@ -42,14 +38,6 @@ pub(super) struct Refused {
     names: Vec<Arc<str>>,
 }
 
-impl GroupReasons {
-    /// GPUs of the fitting nodes, used or not, that the gang would leave over.
-    fn left_over(&self, request: &GangRequest) -> i64 {
-        let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        nodes(self.fitting) * self.group.gpus_per_node - nodes(request.nodes) * request.shape.gpus_per_node
-    }
-}
-
 impl Refused {
     pub(super) fn new(refusal: Refusal, names: &BTreeSet<Arc<str>>) -> Self {
         Self {
@@ -59,9 +47,49 @@ impl Refused {
         }
     }
 
-    fn names(&self) -> String {
-        let more = self.nodes > self.names.len();
-        self.names.join(", ") + if more { ", ..." } else { "" }
+    fn words(&self) -> String {
+        let more = if self.nodes > self.names.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        let nodes = count(self.nodes, "node");
+        format!("{nodes} {} ({}{more})", self.refusal, self.names.join(", "))
+    }
+}
+
+impl GroupReasons {
+    /// GPUs of the fitting nodes, used or not, that the gang would leave over.
+    fn left_over(&self, request: &GangRequest) -> i64 {
+        let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        nodes(self.fitting) * self.group.gpus_per_node - nodes(request.nodes) * request.shape.gpus_per_node
+    }
+
+    /// Why a gang does not get these nodes. `chosen` is the only chosen group.
+    fn words(&self, request: &GangRequest, chosen: Option<&Self>, is_placed: bool) -> String {
+        let nodes = count(self.fitting, "node");
+        let free = request.shape.gpus_per_node;
+        let suffices = self.fitting >= request.nodes;
+        let fitting = if let (Some(key), Some(largest)) =
+            (&request.shape.rules.required_topology, self.largest_domain)
+            && suffices
+            && largest < request.nodes
+        {
+            Some(format!(
+                "{nodes} with {free} free, but at most {largest} with the same {key}"
+            ))
+        } else if let Some(chosen) = chosen.filter(|_| suffices) {
+            let [own, other] = [self, chosen].map(|group| group.left_over(request));
+            Some(format!(
+                "fits too, but leaves over {own} GPUs of its nodes instead of {other}"
+            ))
+        } else {
+            let only = if is_placed { "only " } else { "" };
+            let is_named = self.fitting > 0 || self.refused.is_empty();
+            is_named.then(|| format!("{only}{nodes} with {free} free"))
+        };
+        let refused = self.refused.iter().map(Refused::words);
+        fitting.into_iter().chain(refused).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -73,122 +101,62 @@ impl Reasons {
         chosen: &BTreeSet<&GpuGroup>,
     ) -> Vec<RejectedGroup> {
         let is_chosen = |reasons: &&GroupReasons| chosen.contains(&reasons.group);
-        let left_over = (chosen.len() == 1)
-            .then(|| self.0.iter().find(is_chosen))
-            .flatten()
-            .map(|reasons| reasons.left_over(request));
-        self.0
-            .iter()
-            .filter(|reasons| !is_chosen(reasons))
-            .take(GROUPS_IN_STATUS)
-            .map(|reasons| {
-                let refused: usize = reasons.refused.iter().map(|refused| refused.nodes).sum();
-                let mut reason = fitting(request, reasons, left_over, !chosen.is_empty());
-                for refused in &reasons.refused {
-                    if !reason.is_empty() {
-                        reason.push_str(", ");
-                    }
-                    let _ = write!(
-                        reason,
-                        "{} {} ({})",
-                        count(refused.nodes, "node"),
-                        refused.refusal,
-                        refused.names()
-                    );
-                }
-                RejectedGroup {
-                    group: self.label(&reasons.group),
-                    reason,
-                    nodes: i32::try_from(reasons.fitting + refused).unwrap_or(i32::MAX),
-                }
-            })
-            .collect()
+        let only = self.0.iter().find(is_chosen).filter(|_| chosen.len() == 1);
+        let rejected = |reasons: &GroupReasons| {
+            let refused: usize = reasons.refused.iter().map(|refused| refused.nodes).sum();
+            RejectedGroup {
+                group: self.label(&reasons.group),
+                reason: reasons.words(request, only, !chosen.is_empty()),
+                nodes: i32::try_from(reasons.fitting + refused).unwrap_or(i32::MAX),
+            }
+        };
+        let others = self.0.iter().filter(|reasons| !is_chosen(reasons));
+        others.take(GROUPS_IN_STATUS).map(rejected).collect()
     }
 
     /// The product; if several groups have it, with all properties in which they may differ.
     fn label(&self, group: &GpuGroup) -> String {
-        let namesakes = self
-            .0
-            .iter()
-            .filter(|other| other.group.product == group.product)
-            .count();
-        if namesakes < 2 || group.product.is_empty() {
+        let is_namesake = |other: &&GroupReasons| other.group.product == group.product;
+        if group.product.is_empty() || self.0.iter().filter(is_namesake).count() < 2 {
             return group.product.clone();
         }
-        let mut label = format!("{} ({} a node", group.product, group.gpus_per_node);
-        if let Some(memory) = group.memory_mebibytes {
-            let _ = write!(label, ", {memory} MiB");
-        }
-        if let Some(driver) = &group.driver_major {
-            let _ = write!(label, ", driver {driver}");
-        }
-        if let Some(replicas) = group.replicas {
-            let _ = write!(label, ", {replicas} pods a GPU");
-        }
-        if let Some(strategy) = &group.sharing_strategy {
-            let _ = write!(label, ", {strategy}");
-        }
-        for (key, value) in &group.labels {
-            let _ = write!(label, ", {key} {value}");
-        }
-        label + ")"
-    }
-}
-
-/// Describes fitting nodes. `left_over` is the number of leftover GPUs in the chosen group.
-fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>, is_placed: bool) -> String {
-    let fitting = reasons.fitting;
-    let gpus_per_node = request.shape.gpus_per_node;
-    if let (Some(key), Some(largest)) = (&request.shape.rules.required_topology, reasons.largest_domain)
-        && fitting >= request.nodes
-        && largest < request.nodes
-    {
-        return format!(
-            "{} with {gpus_per_node} free, but at most {largest} with the same {key}",
-            count(fitting, "node")
-        );
-    }
-    match left_over {
-        Some(left_over) if fitting >= request.nodes => format!(
-            "fits too, but leaves over {} GPUs of its nodes instead of {left_over}",
-            reasons.left_over(request)
-        ),
-        _ if fitting > 0 || reasons.refused.is_empty() => {
-            let only = if is_placed { "only " } else { "" };
-            format!("{only}{} with {gpus_per_node} free", count(fitting, "node"))
-        }
-        _ => String::new(),
+        let mut parts = vec![format!("{} a node", group.gpus_per_node)];
+        parts.extend(group.memory_mebibytes.map(|memory| format!("{memory} MiB")));
+        parts.extend(group.driver_major.iter().map(|driver| format!("driver {driver}")));
+        parts.extend(group.replicas.map(|replicas| format!("{replicas} pods a GPU")));
+        parts.extend(group.sharing_strategy.clone());
+        parts.extend(group.labels.iter().map(|(key, value)| format!("{key} {value}")));
+        format!("{} ({})", group.product, parts.join(", "))
     }
 }
 
 /// All reasons in one message, for a gang that fits nowhere.
 pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
-    let is_identical = request.shape.rules.homogeneity == Homogeneity::Required;
+    let Shape {
+        gpus_per_node,
+        gpu_resource,
+        rules,
+        ..
+    } = &*request.shape;
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
-    let mut message = format!(
-        "needs {}{} x {} {}{}: ",
-        request.nodes,
-        up_to.unwrap_or_default(),
-        request.shape.gpus_per_node,
-        if is_identical { "identical " } else { "" },
-        request.shape.gpu_resource
-    );
+    let identical = match rules.homogeneity {
+        Homogeneity::Required => "identical ",
+        Homogeneity::Preferred | Homogeneity::Off => "",
+    };
+    let words = |group: &RejectedGroup| match &*group.group {
+        "" => group.reason.clone(),
+        label => format!("{label} has {}", group.reason),
+    };
+    let mut groups: Vec<String> = rejected.iter().take(GROUPS_IN_MESSAGE).map(words).collect();
     if rejected.is_empty() {
-        let _ = write!(message, "no node has {}", request.shape.gpu_resource);
+        groups.push(format!("no node has {gpu_resource}"));
     }
-    for (index, group) in rejected.iter().take(GROUPS_IN_MESSAGE).enumerate() {
-        let separator = if index == 0 { "" } else { "; " };
-        let _ = if group.group.is_empty() {
-            write!(message, "{separator}{}", group.reason)
-        } else {
-            write!(message, "{separator}{} has {}", group.group, group.reason)
-        };
+    if reasons.0.len() > GROUPS_IN_MESSAGE {
+        groups.push(format!("and {} more groups", reasons.0.len() - GROUPS_IN_MESSAGE));
     }
-    let groups = reasons.0.len();
-    if groups > GROUPS_IN_MESSAGE {
-        let _ = write!(message, "; and {} more groups", groups - GROUPS_IN_MESSAGE);
-    }
-    message
+    let nodes = format!("{}{}", request.nodes, up_to.unwrap_or_default());
+    let groups = groups.join("; ");
+    format!("needs {nodes} x {gpus_per_node} {identical}{gpu_resource}: {groups}")
 }
 
 fn count(number: usize, noun: &str) -> String {
