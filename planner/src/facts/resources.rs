@@ -188,13 +188,13 @@ mod tests {
 
     use super::*;
 
-    fn spec(value: serde_json::Value) -> PodSpec {
-        serde_json::from_value(value).expect("a pod spec")
+    fn asked(spec: serde_json::Value) -> Requests {
+        requests_of(&serde_json::from_value(spec).expect("a pod spec"))
     }
 
     #[test]
     fn a_pod_asks_for_the_larger_of_its_containers_and_its_init_containers() {
-        let asked = requests_of(&spec(json!({
+        let asked = asked(json!({
             "containers": [
                 {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"nvidia.com/gpu": "2", "cpu": "2"}}},
                 {"name": "b", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
@@ -202,36 +202,28 @@ mod tests {
             "initContainers": [
                 {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
                 {"name": "big", "resources": {"requests": {"cpu": "3", "ephemeral-storage": "1Gi"}}},
+                {"name": "late", "restartPolicy": "Always", "resources": {"requests": {"cpu": "200m"}}},
             ],
             "overhead": {"memory": "1Mi"},
-        })));
+        }));
+        let memory = (1 << 30) + (1 << 20);
+        // The last sidecar does not run beside the init container before it.
+        let expected = [
+            (CPU, 3100),
+            (MEMORY, memory),
+            (STORAGE, 1 << 30),
+            (PODS, 1),
+            ("nvidia.com/gpu", 2),
+        ];
         assert_eq!(
             asked,
-            Requests::from([
-                (CPU.into(), 3100),
-                (MEMORY.into(), (1 << 30) + (1 << 20)),
-                (STORAGE.into(), 1 << 30),
-                (PODS.into(), 1),
-                ("nvidia.com/gpu".into(), 2),
-            ])
+            Requests::from(expected.map(|(name, amount)| (name.into(), amount)))
         );
     }
 
     #[test]
-    fn a_sidecar_that_starts_after_an_init_container_does_not_run_beside_it() {
-        let asked = requests_of(&spec(json!({
-            "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
-            "initContainers": [
-                {"name": "big", "resources": {"requests": {"cpu": "3"}}},
-                {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
-            ],
-        })));
-        assert_eq!(asked, Requests::from([(CPU.into(), 3000), (PODS.into(), 1)]));
-    }
-
-    #[test]
     fn what_a_pod_asks_for_as_a_whole_counts_instead_of_its_containers() {
-        let asked = requests_of(&spec(json!({
+        let asked = asked(json!({
             "containers": [
                 {"name": "a", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": "2"}}},
             ],
@@ -241,29 +233,26 @@ mod tests {
                 "limits": {"cpu": "8", "memory": "2Gi", "hugepages-1Gi": "1Gi"},
             },
             "overhead": {"cpu": "250m"},
-        })));
+        }));
+        let pages = [("hugepages-2Mi", 8 << 20), ("hugepages-1Gi", 1 << 30)];
+        let others = [(CPU, 4250), (MEMORY, 1 << 30), (PODS, 1), ("nvidia.com/gpu", 2)];
+        let expected = pages.into_iter().chain(others);
         assert_eq!(
             asked,
-            Requests::from([
-                (CPU.into(), 4250),
-                (MEMORY.into(), 1 << 30),
-                ("hugepages-2Mi".into(), 8 << 20),
-                ("hugepages-1Gi".into(), 1 << 30),
-                (PODS.into(), 1),
-                ("nvidia.com/gpu".into(), 2),
-            ])
+            expected.map(|(name, amount)| (name.into(), amount)).collect()
         );
     }
 
     #[test]
     fn a_pod_on_a_port_of_its_node_that_gangs_use_holds_it() {
-        let holds = |port: serde_json::Value| {
-            let asked = requests_of(&spec(json!({"containers": [{"name": "a", "ports": [port]}]})));
-            asked.get(HOST_PORTS).copied()
-        };
-        assert_eq!(holds(json!({"containerPort": 8080, "hostPort": 9402})), Some(1));
-        assert_eq!(holds(json!({"containerPort": 29500, "hostPort": 29500})), Some(1));
-        assert_eq!(holds(json!({"containerPort": 9402})), None);
-        assert_eq!(holds(json!({"containerPort": 9100, "hostPort": 9100})), None);
+        for (port, held) in [
+            (json!({"containerPort": 8080, "hostPort": 9402}), Some(&1)),
+            (json!({"containerPort": 29500, "hostPort": 29500}), Some(&1)),
+            (json!({"containerPort": 9402}), None),
+            (json!({"containerPort": 9100, "hostPort": 9100}), None),
+        ] {
+            let asked = asked(json!({"containers": [{"name": "a", "ports": [port]}]}));
+            assert_eq!(asked.get(HOST_PORTS), held);
+        }
     }
 }

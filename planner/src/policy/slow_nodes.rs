@@ -17,11 +17,17 @@ pub fn after(
     stragglers: &[StragglerStatus],
     now: Timestamp,
 ) -> Vec<SlowNodeStatus> {
-    let found = slowdown_by_node(stragglers);
+    let mut found: BTreeMap<&String, f64> = BTreeMap::new();
+    for straggler in stragglers {
+        if let Some(node) = &straggler.node {
+            let slowest = found.entry(node).or_default();
+            *slowest = slowest.max(straggler.slowdown);
+        }
+    }
     let mut nodes = remembered(known, now);
     nodes.retain(|node| !found.contains_key(&node.node));
     nodes.extend(found.into_iter().map(|(node, slowdown)| SlowNodeStatus {
-        node,
+        node: node.clone(),
         slowdown,
         avoided_until: Time(now + REMEMBERED),
     }));
@@ -37,30 +43,16 @@ pub fn remembered(known: &[SlowNodeStatus], now: Timestamp) -> Vec<SlowNodeStatu
     known.iter().filter(is_fresh).cloned().collect()
 }
 
-/// The slowdown of the slowest rank on each node.
-fn slowdown_by_node(stragglers: &[StragglerStatus]) -> BTreeMap<String, f64> {
-    let mut slowdowns = BTreeMap::new();
-    for straggler in stragglers {
-        if let Some(node) = &straggler.node {
-            let slowdown = slowdowns.entry(node.clone()).or_insert(straggler.slowdown);
-            *slowdown = straggler.slowdown.max(*slowdown);
-        }
-    }
-    slowdowns
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixtures::{at, straggler};
 
     fn summary(nodes: &[SlowNodeStatus]) -> Vec<(&str, f64, i64)> {
+        let until = |node: &SlowNodeStatus| node.avoided_until.0.duration_since(at(0)).as_secs();
+        let nodes = nodes.iter();
         nodes
-            .iter()
-            .map(|node| {
-                let until = node.avoided_until.0.duration_since(at(0)).as_secs();
-                (node.node.as_str(), node.slowdown, until)
-            })
+            .map(|node| (&*node.node, node.slowdown, until(node)))
             .collect()
     }
 
@@ -81,13 +73,8 @@ mod tests {
 
     #[test]
     fn no_more_nodes_are_remembered_than_the_status_holds_and_the_latest_stay() {
-        let known: Vec<SlowNodeStatus> = (0..20).fold(vec![], |known, index| {
-            after(
-                &known,
-                &[straggler(0, &format!("node{index:02}"), 1.5)],
-                at(index),
-            )
-        });
+        let slow = |index| [straggler(0, &format!("node{index:02}"), 1.5)];
+        let known = (0..20).fold(vec![], |known, index| after(&known, &slow(index), at(index)));
         assert_eq!((known.len(), known[0].node.as_str()), (MOST_NODES, "node04"));
     }
 }
