@@ -6,14 +6,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use crds::ViTTrainingJob;
+use crds::{ViTTrainingJob, labels};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::{Decision, Planner};
 use serde_json::{Value, json};
+
+#[path = "../src/fixtures/common.rs"]
+#[allow(dead_code, reason = "shared with tests, which use more of it")]
+mod fixtures;
 
 const NODES: usize = 15_000;
 /// Every fifth node has 4 GPUs, the others 8.
@@ -31,74 +36,35 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench/operato
 
 fn main() -> anyhow::Result<()> {
     let now = Timestamp::now();
+    let new = "a 1,024-GPU job, of a shape never seen before";
+    let known = "the same, of the shape of an earlier job";
+    let topology = "the same, never seen before, along two topology keys";
+    let replanned = "1,000 waiting jobs, after one node came back";
     let rows = [
-        Row {
-            key: "one_job",
-            what: "a 1,024-GPU job, of a shape never seen before",
-            bar: Some(10.0),
-            times: one_job(now, Shape::New),
-        },
-        Row {
-            key: "one_job_of_known_shape",
-            what: "the same, of the shape of an earlier job",
-            bar: None,
-            times: one_job(now, Shape::Known),
-        },
-        Row {
-            key: "one_job_with_topology",
-            what: "the same, never seen before, along two topology keys",
-            bar: None,
-            times: one_job(now, Shape::NewWithTopology),
-        },
-        Row {
-            key: "replan_1000",
-            what: "1,000 waiting jobs, after one node came back",
-            bar: Some(100.0),
-            times: replan(now),
-        },
+        ("one_job", new, Some(10.0), one_job(now, Shape::New)),
+        ("one_job_of_known_shape", known, None, one_job(now, Shape::Known)),
+        (
+            "one_job_with_topology",
+            topology,
+            None,
+            one_job(now, Shape::NewWithTopology),
+        ),
+        ("replan_1000", replanned, Some(100.0), replan(now)),
     ];
     let processors = std::thread::available_parallelism()?.get();
     println!("{NODES} nodes, {GPUS} GPUs, {processors} processors, median of {REPEATS} (least to most)\n");
-    for row in &rows {
-        println!("{row}");
-    }
     let mut planner = json!({"nodes": NODES, "gpus": GPUS, "repeats": REPEATS, "processors": processors});
-    for row in &rows {
-        planner[format!("{}_ms", row.key)] = json!(row.median());
-        planner[format!("{}_spread_ms", row.key)] = json!([row.times[0], row.times[row.times.len() - 1]]);
+    for (key, what, bar, times) in rows {
+        let (least, median, most) = (times[0], times[times.len() / 2], times[times.len() - 1]);
+        let verdict = bar.map_or(String::new(), |bar| {
+            let verdict = if median <= bar { "met" } else { "MISSED" };
+            format!("  bar {bar} ms: {verdict}")
+        });
+        println!("{what:<56}{median:>8.2} ms ({least:.2} to {most:.2}){verdict}");
+        planner[format!("{key}_ms")] = json!(median);
+        planner[format!("{key}_spread_ms")] = json!([least, most]);
     }
     save(Path::new(FILE), planner)
-}
-
-/// A measurement with sorted times in milliseconds.
-struct Row {
-    key: &'static str,
-    what: &'static str,
-    bar: Option<f64>,
-    times: Vec<f64>,
-}
-
-impl Row {
-    fn median(&self) -> f64 {
-        self.times[self.times.len() / 2]
-    }
-}
-
-impl std::fmt::Display for Row {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (least, most) = (self.times[0], self.times[self.times.len() - 1]);
-        let median = self.median();
-        write!(
-            formatter,
-            "{:<56}{median:>8.2} ms ({least:.2} to {most:.2})",
-            self.what
-        )?;
-        match self.bar {
-            Some(bar) if median <= bar => write!(formatter, "  bar {bar} ms: met"),
-            Some(bar) => write!(formatter, "  bar {bar} ms: MISSED"),
-            None => Ok(()),
-        }
-    }
 }
 
 /// Keeps other keys of the file.
@@ -212,23 +178,13 @@ fn waiting(index: usize, now: Timestamp) -> ViTTrainingJob {
 }
 
 fn job(index: usize, nodes: i32, gpus: i32, created: Timestamp) -> ViTTrainingJob {
-    serde_json::from_value(json!({
-        "apiVersion": "vit-operator.dev/v1alpha1",
-        "kind": "ViTTrainingJob",
-        "metadata": {
-            "name": format!("job-{index}"), "namespace": "research", "uid": format!("uid-{index}"),
-            "creationTimestamp": created.to_string(),
-        },
-        "spec": {
-            "image": "vit-trainer:latest",
-            "model": {"name": "vit_base_patch16_224", "numClasses": 10},
-            "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "data"}}},
-            "training": {"epochs": 1, "microBatchSize": 8},
-            "workers": {"nodes": nodes, "gpusPerNode": gpus},
-            "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
-        },
-    }))
-    .expect("a job")
+    let mut job = fixtures::job();
+    job.metadata.name = Some(format!("job-{index}"));
+    job.metadata.uid = Some(format!("uid-{index}"));
+    job.metadata.creation_timestamp = Some(Time(created));
+    job.spec.workers.nodes = nodes;
+    job.spec.workers.gpus_per_node = gpus;
+    job
 }
 
 /// The cluster, with two daemon pods on every node, and a gang's pod on those in use.
@@ -237,34 +193,22 @@ fn cluster(is_in_use: impl Fn(usize) -> bool) -> Planner {
     for index in 0..NODES {
         planner.follow_nodes(&Event::Apply(node(index, true)));
         for daemon in 0..2 {
-            planner.follow_pods(&Event::Apply(pod(
-                index,
-                daemon,
-                json!({"cpu": "200m", "memory": "256Mi"}),
-            )));
+            let requests = json!({"cpu": "200m", "memory": "256Mi"});
+            planner.follow_pods(&Event::Apply(pod(index, daemon, requests)));
         }
         if is_in_use(index) {
             let gpus = gpus_of(index).to_string();
-            let mut pod = pod(
-                index,
-                2,
-                json!({"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": gpus}),
-            );
-            pod.metadata.owner_references = serde_json::from_value(json!([{
-                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
-                "name": "running", "uid": format!("running-{index}"),
-            }]))
-            .expect("owners");
-            let labels = [
-                (crds::labels::ATTEMPT, "1"),
-                (crds::labels::NODE_RANK, "0"),
-                (crds::labels::GANG_SIZE, "1"),
-            ];
-            pod.metadata.labels = Some(
-                labels
-                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                    .into(),
-            );
+            let requests = json!({"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": gpus});
+            let mut pod = pod(index, 2, requests);
+            pod.metadata = serde_json::from_value(json!({
+                "name": pod.metadata.name, "namespace": "any",
+                "ownerReferences": [{
+                    "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
+                    "name": "running", "uid": format!("running-{index}"),
+                }],
+                "labels": {labels::ATTEMPT: "1", labels::NODE_RANK: "0", labels::GANG_SIZE: "1"},
+            }))
+            .expect("metadata");
             planner.follow_pods(&Event::Apply(pod));
         }
     }
