@@ -23,4 +23,4 @@ mod survey;
 mod fixtures;
 
 pub use planner::{Decision, GuardedJob, Planner, SharedPlanner, Waiting};
-pub use survey::{GpuPod, Survey, SurveyedGroup, SurveyedNode};
+pub use survey::{Survey, SurveyedGroup, SurveyedNode};

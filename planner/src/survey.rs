@@ -9,7 +9,8 @@ use kube::runtime::watcher::Event;
 
 use crate::facts::fleet::Fleet;
 use crate::facts::inventory::NodeFacts;
-use crate::policy::node_fit::{Refusal, Verdict, gpus, group_of, verdict};
+use crate::facts::resources::Amount;
+use crate::policy::node_fit::{Verdict, gpus, group_of, verdict};
 use crate::policy::request::Shape;
 
 /// The nodes of a cluster, and their use by pods.
@@ -30,27 +31,12 @@ pub struct SurveyedGroup {
 pub struct SurveyedNode {
     /// Its name.
     pub name: String,
-    /// GPUs of the node.
-    pub capacity: i64,
-    /// GPUs available to pods: fewer if some are unhealthy.
-    pub allocatable: i64,
-    /// GPUs in use.
-    pub used: i64,
-    /// The pods that use them, by name.
-    pub pods: Vec<GpuPod>,
-    /// Why no pod of the gang can go there now; `None` if one can.
-    pub refusal: Option<Refusal>,
-    /// Whether one can after gangs have ended.
-    pub is_busy: bool,
-}
-
-/// A pod that uses GPUs.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct GpuPod {
-    /// The pod, as `namespace/name`.
-    pub pod: String,
-    /// How many.
-    pub gpus: i64,
+    /// Its GPUs, and their use.
+    pub gpus: Amount,
+    /// The pods that use them, as `namespace/name`, and how many.
+    pub pods: Vec<(String, i64)>,
+    /// Whether a pod of the gang can go there.
+    pub verdict: Verdict,
 }
 
 impl Survey {
@@ -74,30 +60,18 @@ impl Survey {
             let Some(group) = group_of(facts, shape) else {
                 continue;
             };
-            let amount = gpus(facts, shape);
-            let verdict = verdict(name, facts, shape);
-            let mut pods: Vec<GpuPod> = users
-                .remove(&**name)
-                .unwrap_or_default()
-                .into_iter()
-                .map(|(pod, gpus)| GpuPod {
-                    pod: pod.into(),
-                    gpus,
-                })
-                .collect();
+            let of_node = users.remove(&**name).unwrap_or_default().into_iter();
+            let mut pods: Vec<_> = of_node.map(|(pod, gpus)| (pod.to_owned(), gpus)).collect();
             pods.sort_unstable();
             groups.entry(group).or_default().push(SurveyedNode {
                 name: (**name).into(),
-                capacity: amount.capacity,
-                allocatable: amount.allocatable,
-                used: amount.used,
+                gpus: gpus(facts, shape),
                 pods,
-                refusal: verdict.refusal(),
-                is_busy: matches!(verdict, Verdict::Busy { .. }),
+                verdict: verdict(name, facts, shape),
             });
         }
+        let groups = groups.into_iter();
         groups
-            .into_iter()
             .map(|(gpus, nodes)| SurveyedGroup { gpus, nodes })
             .collect()
     }
@@ -116,6 +90,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::node;
+    use crate::policy::node_fit::Refusal;
 
     fn pod(name: &str, node: &str, gpus: u32) -> Pod {
         let resources = json!({"limits": {"nvidia.com/gpu": gpus.to_string()}});
@@ -131,41 +106,23 @@ mod tests {
     fn nodes_are_grouped_and_refused_as_the_planner_does() {
         let mut cordoned = node("b", "NVIDIA-H200", 8);
         cordoned.spec.get_or_insert_default().unschedulable = Some(true);
-        let survey = Survey::new(
-            [
-                node("a", "NVIDIA-H200", 8),
-                cordoned,
-                node("c", "Tesla-T4", 1),
-                node("d", "", 8),
-                node("e", "", 0),
-            ],
-            [pod("x", "a", 3), pod("y", "c", 1), pod("none", "a", 0)],
-        );
+        let (idle, small) = (node("a", "NVIDIA-H200", 8), node("c", "Tesla-T4", 1));
+        let pods = [pod("x", "a", 3), pod("y", "c", 1), pod("none", "a", 0)];
+        let survey = Survey::new([idle, cordoned, small, node("d", "", 8), node("e", "", 0)], pods);
         let groups = survey.groups(&Shape::of_gpus("nvidia.com/gpu", 1));
-        let seen: Vec<(&str, Vec<_>)> = groups
+        let seen: Vec<_> = groups
             .iter()
-            .map(|group| {
-                let nodes = group.nodes.iter();
-                let of = |node: &SurveyedNode| (node.name.clone(), node.used, node.refusal);
-                (group.gpus.product.as_str(), nodes.map(of).collect())
-            })
+            .flat_map(|group| group.nodes.iter().map(|node| (&*group.gpus.product, node)))
+            .map(|(product, node)| (product, &*node.name, node.gpus.used, node.verdict))
             .collect();
-        assert_eq!(
-            seen,
-            [
-                ("", vec![("d".into(), 0, Some(Refusal::NoProductLabel))]),
-                (
-                    "NVIDIA-H200",
-                    vec![("a".into(), 3, None), ("b".into(), 0, Some(Refusal::Cordoned))]
-                ),
-                ("Tesla-T4", vec![("c".into(), 1, Some(Refusal::InUse))]),
-            ]
-        );
-        let holder = |pod: &str, gpus| GpuPod {
-            pod: pod.into(),
-            gpus,
-        };
-        assert_eq!(groups[1].nodes[0].pods, [holder("research/x", 3)]);
+        let expected = [
+            ("", "d", 0, Verdict::Refused(Refusal::NoProductLabel)),
+            ("NVIDIA-H200", "a", 3, Verdict::Fits { free: 5 }),
+            ("NVIDIA-H200", "b", 0, Verdict::Refused(Refusal::Cordoned)),
+            ("Tesla-T4", "c", 1, Verdict::Refused(Refusal::InUse)),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(groups[1].nodes[0].pods, [("research/x".to_owned(), 3)]);
         assert_eq!(survey.nodes_without("nvidia.com/gpu"), 1);
         assert_eq!(survey.groups(&Shape::of_gpus("amd.com/gpu", 1)), []);
     }

@@ -8,8 +8,9 @@ use crds::validate;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
+use planner::policy::node_fit::Verdict;
 use planner::policy::request::{GangRequest, Shape};
-use planner::{GpuPod, Survey, SurveyedGroup, SurveyedNode};
+use planner::{Survey, SurveyedGroup, SurveyedNode};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -163,14 +164,14 @@ impl Report {
 
 impl Group {
     fn from_survey(group: SurveyedGroup) -> Self {
-        let holder = |GpuPod { pod, gpus }| HeldBy { pod, gpus };
+        let holder = |(pod, gpus)| HeldBy { pod, gpus };
         let node = |node: SurveyedNode| SeenNode {
             name: node.name,
-            capacity: node.capacity,
-            allocatable: node.allocatable,
-            used: node.used,
-            refused: node.refusal.map(|refusal| refusal.to_string()),
-            is_busy: node.is_busy,
+            capacity: node.gpus.capacity,
+            allocatable: node.gpus.allocatable,
+            used: node.gpus.used,
+            refused: node.verdict.refusal().map(|refusal| refusal.to_string()),
+            is_busy: matches!(node.verdict, Verdict::Busy { .. }),
             holders: node.pods.into_iter().map(holder).collect(),
         };
         let nodes: Vec<SeenNode> = group.nodes.into_iter().map(node).collect();
