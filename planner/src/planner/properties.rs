@@ -19,13 +19,15 @@ const NODES: [&str; 4] = ["a", "b", "c", "d"];
 enum Step {
     Node(usize),
     NodeGone(usize),
-    /// A job with these nodes and GPUs per node, with or without a priority.
-    New(usize, i32, i32, bool),
+    /// A job with these nodes and GPUs per node, with or without a priority, or an old one again.
+    Job(usize, i32, i32, bool),
     Ask(usize),
     /// The status with the job's promise arrives in the cache.
     Record(usize),
-    /// The write of that status is refused.
-    Refuse(usize),
+    /// The write of that status, or of an earlier one, is refused.
+    Refuse(usize, i32),
+    /// A status without the promise is written.
+    Overwrite(usize),
     /// A placed job ends in this phase. If it waits again, then for another number of nodes, and
     /// without the node on which it failed.
     End(usize, Phase, i32, usize),
@@ -41,10 +43,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0_usize..4).prop_map(Step::Node),
         1 => (0_usize..4).prop_map(Step::NodeGone),
         4 => (job(), 1_i32..4, 1_i32..=2, any::<bool>())
-            .prop_map(|(index, nodes, gpus, class)| Step::New(index, nodes, gpus, class)),
+            .prop_map(|(index, nodes, gpus, class)| Step::Job(index, nodes, gpus, class)),
         8 => job().prop_map(Step::Ask),
         6 => job().prop_map(Step::Record),
-        1 => job().prop_map(Step::Refuse),
+        1 => (job(), 0_i32..2).prop_map(|(index, late)| Step::Refuse(index, late)),
+        1 => job().prop_map(Step::Overwrite),
         6 => (job(), ends, 1_i32..4, 0_usize..4)
             .prop_map(|(index, phase, nodes, failed)| Step::End(index, phase, nodes, failed)),
         1 => job().prop_map(Step::Delete),
@@ -61,8 +64,9 @@ struct World {
     planner: Planner,
     nodes: BTreeSet<usize>,
     jobs: BTreeMap<usize, ViTTrainingJob>,
-    /// By uid.
+    /// Promises, recorded or not, by uid.
     recorded: HashMap<String, Promise>,
+    open: HashMap<String, Promise>,
 }
 
 impl World {
@@ -76,9 +80,9 @@ impl World {
                 self.nodes.remove(&index);
                 self.planner.follow_nodes(&Event::Delete(node(index)));
             }
-            Step::New(index, nodes, gpus, has_class) => {
-                if self.jobs.contains_key(&index) {
-                    return;
+            Step::Job(index, nodes, gpus, has_class) => {
+                if let Some(job) = self.jobs.get(&index).cloned() {
+                    return self.send(index, job);
                 }
                 let mut job = fixtures::job();
                 job.metadata.name = Some(format!("job-{index}"));
@@ -89,25 +93,38 @@ impl World {
                 self.send(index, job);
             }
             Step::Ask(index) => {
-                let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
-                self.planner.place(&uid(index), attempt, at(100));
+                let decision = self.planner.place(&uid(index), self.attempt(index) + 1, at(100));
+                if let Decision::Placed(placement) = decision {
+                    let promise = self.planner.open[&uid(index)].clone();
+                    assert_eq!(promise.nodes, placement.nodes);
+                    let earlier = self.open.insert(uid(index), promise);
+                    assert_eq!(earlier, None, "the last promise may have been recorded");
+                } else if !self.jobs.contains_key(&index) {
+                    assert_eq!(decision, Decision::Outdated);
+                }
             }
             Step::Record(index) => {
-                let promise = self.planner.open.get(&uid(index)).cloned();
+                let promise = self.open.remove(&uid(index));
                 if let (Some(promise), Some(mut job)) = (promise, self.jobs.get(&index).cloned()) {
                     self.recorded.insert(uid(index), promise.clone());
                     let mut status = fixtures::status(Phase::Starting, promise.attempt);
                     status.placement = Some(PlacementStatus {
-                        nodes: promise.nodes,
+                        nodes: promise.nodes.iter().map(ToString::to_string).collect(),
                         ..PlacementStatus::default()
                     });
                     job.status = Some(status);
                     self.send(index, job);
                 }
             }
-            Step::Refuse(index) => {
-                let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
-                self.planner.release(&uid(index), attempt);
+            Step::Refuse(index, late) => {
+                self.planner.release(&uid(index), self.attempt(index) + 1 - late);
+                if late == 0 {
+                    self.open.remove(&uid(index));
+                }
+            }
+            Step::Overwrite(index) => {
+                self.planner.release_open(&uid(index), self.attempt(index));
+                self.open.remove(&uid(index));
             }
             Step::End(index, phase, nodes, failed) => {
                 if let Some(mut job) = self.jobs.get(&index).cloned()
@@ -126,6 +143,7 @@ impl World {
             Step::Delete(index) => {
                 if let Some(job) = self.jobs.remove(&index) {
                     self.recorded.remove(&uid(index));
+                    self.open.remove(&uid(index));
                     let event = Event::Delete(DeserializeGuard(Ok(job)));
                     self.planner.follow_jobs(&event);
                 }
@@ -144,17 +162,17 @@ impl World {
         self.planner.follow_jobs(&event);
     }
 
-    /// The cluster according to objects and promises.
+    fn attempt(&self, index: usize) -> i32 {
+        let status = self.jobs.get(&index).and_then(|job| job.status.as_ref());
+        status.map_or(0, |status| status.attempt)
+    }
+
     fn counted_anew(&self) -> Inventory {
         let mut promises = self.recorded.clone();
-        promises.extend(self.planner.open.clone());
+        promises.extend(self.open.clone());
         let nodes: Vec<Node> = self.nodes.iter().map(|index| node(*index)).collect();
         Inventory::new(&nodes, [], &promises)
     }
-}
-
-fn attempt(job: &ViTTrainingJob) -> i32 {
-    job.status.as_ref().map_or(0, |status| status.attempt)
 }
 
 fn node(index: usize) -> Node {
@@ -171,6 +189,7 @@ proptest! {
         let mut world = World::default();
         for step in (0..NODES.len()).map(Step::Node).chain(steps) {
             world.take(step);
+            prop_assert_eq!(&world.planner.open, &world.open);
             let planner = &mut world.planner;
             // As the next decision would do first.
             planner.is_stale |= planner.cluster.catch_up();

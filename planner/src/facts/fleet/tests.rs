@@ -13,9 +13,8 @@ const JOBS: [&str; 2] = ["first", "second"];
 
 fn node(name: &str, gpus: i64, is_ready: bool) -> Node {
     let mut node = fixtures::node(name, "Tesla-T4", gpus);
-    let status = node.status.as_mut().expect("a status");
     if !is_ready {
-        status.conditions = None;
+        node.status.as_mut().expect("a status").conditions = None;
     }
     node
 }
@@ -47,19 +46,15 @@ fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase:
     .expect("a pod")
 }
 
-fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Promise {
+fn promise(job: JobKey, attempt: i32, nodes: &[usize]) -> Promise {
     Promise {
-        job: JobKey {
-            namespace: String::new(),
-            uid: JOBS[job].into(),
-        },
+        job,
         attempt,
-        nodes: nodes.iter().map(|node| NODES[*node].to_owned()).collect(),
+        nodes: nodes.iter().map(|node| NODES[*node].into()).collect(),
         requests: [(GPU.to_owned(), 1)].into(),
     }
 }
 
-/// An event in a cluster.
 #[derive(Clone, Debug)]
 enum Step {
     Node(usize, i64, bool),
@@ -81,10 +76,13 @@ fn step() -> impl Strategy<Value = Step> {
         (0_usize..4, member, prop::option::of(0_usize..3), phases)
             .prop_map(|(name, of, node, phase)| Step::Pod(name, pod(name, of, node, phase).into())),
         (0_usize..4).prop_map(Step::PodGone),
-        (0_usize..2, prop::option::of(attempt)).prop_map(|(job, what)| Step::Promise(
-            job,
-            what.map(|(attempt, nodes)| promise(job, attempt, &nodes))
-        )),
+        (0_usize..2, prop::option::of(attempt)).prop_map(|(job, what)| {
+            let key = JobKey {
+                namespace: String::new(),
+                uid: JOBS[job].into(),
+            };
+            Step::Promise(job, what.map(|(attempt, nodes)| promise(key, attempt, &nodes)))
+        }),
         (0_usize..3, 0_usize..4).prop_map(|(node, pod)| Step::Relist(node, pod)),
     ]
 }
@@ -98,7 +96,6 @@ struct Objects {
 }
 
 impl Objects {
-    /// Takes a step, and sends its event to the fleet.
     fn take(&mut self, step: Step, fleet: &mut Fleet) {
         match step {
             Step::Node(name, gpus, is_ready) => {
@@ -178,19 +175,14 @@ proptest! {
     }
 }
 
-/// GPUs in use on each node after these pods have appeared; the first two are promised.
+/// GPUs in use on two nodes, promised to an attempt, after these pods have appeared.
 fn used(pods: &[Pod]) -> [i64; 2] {
     let mut fleet = Fleet::default();
     for name in ["a", "b"] {
         fleet.follow_nodes(&Event::Apply(node(name, 1, true)));
     }
-    let promise = Promise {
-        job: JobKey::of(&fixtures::job()),
-        attempt: 1,
-        nodes: vec!["a".into(), "b".into()],
-        requests: [(GPU.to_owned(), 1)].into(),
-    };
-    fleet.promise(fixtures::UID, Some(promise));
+    let job = JobKey::of(&fixtures::job());
+    fleet.promise(fixtures::UID, Some(promise(job, 1, &[0, 1])));
     for pod in pods {
         fleet.follow_pods(&Event::Apply(pod.clone()));
     }
@@ -199,28 +191,22 @@ fn used(pods: &[Pod]) -> [i64; 2] {
 
 #[test]
 fn what_is_promised_is_not_free_and_is_counted_once() {
-    let pods = fixtures::pod_objects(1, "Running");
-    assert_eq!(used(&[]), [1, 1]);
-    assert_eq!(used(&pods[..1]), [1, 1]);
-    assert_eq!(used(&pods), [1, 1]);
-    // An ended pod holds nothing and fulfills its promise; another attempt's holds its requests.
-    assert_eq!(used(&fixtures::pod_objects(1, "Failed")), [0, 0]);
-    assert_eq!(used(&fixtures::pod_objects(2, "Running")[..1]), [2, 1]);
-}
-
-#[test]
-fn a_pod_of_another_namespace_does_not_stand_for_one_that_was_promised_gpus() {
-    let mut forged = fixtures::pod_objects(1, "Succeeded").remove(0);
+    let pods = fixtures::pod_objects;
+    let mut forged = pods(1, "Succeeded").remove(0);
     forged.metadata.namespace = Some("elsewhere".into());
-    assert_eq!(used(&[forged]), [1, 1]);
-}
-
-#[test]
-fn pods_that_are_planned_but_not_bound_hold_their_gpus() {
-    let mut pods = fixtures::pod_objects(2, "Pending");
-    pods.truncate(1);
-    pods[0].spec.as_mut().expect("a spec").node_name = None;
-    assert_eq!(used(&pods), [2, 1]);
+    let mut unbound = pods(2, "Pending").remove(0);
+    unbound.spec.as_mut().expect("a spec").node_name = None;
+    for (appeared, expected, what) in [
+        (&[][..], [1, 1], "no pod"),
+        (&pods(1, "Running")[..1], [1, 1], "one of the gang"),
+        (&pods(1, "Running"), [1, 1], "the gang"),
+        (&pods(1, "Failed"), [0, 0], "an ended pod fulfills its promise"),
+        (&pods(2, "Running")[..1], [2, 1], "another attempt"),
+        (&[forged], [1, 1], "a job of another namespace"),
+        (&[unbound], [2, 1], "a pod that is pinned to its node"),
+    ] {
+        assert_eq!(used(appeared), expected, "{what}");
+    }
 }
 
 #[test]

@@ -48,7 +48,11 @@ impl Inventory {
         inventory
     }
 
-    /// Adds a gang's pod to a node.
+    pub(crate) fn of(nodes: impl IntoIterator<Item = Node>) -> Self {
+        let nodes: Vec<Node> = nodes.into_iter().collect();
+        Self::new(&nodes, [], &HashMap::new())
+    }
+
     pub(crate) fn hold(&mut self, node: &str, requests: &Requests) {
         self.hold_for(node, requests, Holder::Gang);
     }
