@@ -157,7 +157,7 @@ impl<'a> Next<'a> {
             topology: placement.topology.clone(),
             strategy,
             time: Some(Time(self.seen.now)),
-            nodes: placement.nodes.clone(),
+            nodes: placement.nodes.iter().map(ToString::to_string).collect(),
             rejected: placement.rejected.clone(),
         });
         self.set(PLACED, true, reason, &message);

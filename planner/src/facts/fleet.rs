@@ -22,9 +22,7 @@ use super::resources::{Holder, Requests, Resources, hold, requests_of};
 pub struct Promise {
     pub(crate) job: JobKey,
     pub(crate) attempt: i32,
-    /// Nodes by node rank.
-    pub(crate) nodes: Vec<String>,
-    /// Requests of each pod.
+    pub(crate) nodes: Vec<Arc<str>>,
     pub(crate) requests: Requests,
 }
 

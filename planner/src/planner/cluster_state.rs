@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::facts::fleet::Fleet;
 use crate::policy::node_fit::{Verdict, verdict};
-use crate::policy::placement::{Choice, View};
+use crate::policy::placement::{Placement, View};
 use crate::policy::request::{GangRequest, Shape};
 
 /// Most views to cache. At 15,000 nodes, one needs about 2 MB and some milliseconds to build.
@@ -72,7 +72,7 @@ impl ClusterState {
     }
 
     /// The nodes of the largest gang that fits if its predecessor's holds on `own` count as free.
-    pub(crate) fn choose_instead_of(&mut self, own: &[Arc<str>], request: &GangRequest) -> Option<Choice> {
+    pub(crate) fn choose_instead_of(&mut self, own: &[Arc<str>], request: &GangRequest) -> Option<Placement> {
         for node in own {
             self.hold(node, &request.shape, -1);
         }
@@ -83,7 +83,6 @@ impl ClusterState {
         choice
     }
 
-    /// Reserves a node for a job, or cancels its reservation.
     pub(crate) fn reserve(&mut self, node: &Arc<str>, job: Option<Arc<str>>) {
         self.fleet.reserve(node, job);
         self.update_views(node);

@@ -36,10 +36,7 @@ impl Job {
     pub(super) fn of(job: &ViTTrainingJob, classes: &PriorityClasses) -> Self {
         let none = ViTTrainingJobStatus::default();
         let status = job.status.as_ref().unwrap_or(&none);
-        let nodes = status
-            .placement
-            .as_ref()
-            .map_or(&[][..], |placement| &placement.nodes);
+        let nodes: Vec<Arc<str>> = status.nodes().iter().map(|node| node.as_str().into()).collect();
         let mut own = Self {
             key: JobKey::of(job),
             attempt: status.attempt,
@@ -66,7 +63,7 @@ impl Job {
                 own.recorded = Some(Promise {
                     job: JobKey::of(job),
                     attempt: status.attempt,
-                    nodes: nodes.to_vec(),
+                    nodes: nodes.clone(),
                     requests: request.shape.requests.clone(),
                 });
             }
@@ -77,7 +74,7 @@ impl Job {
                     preferred_shapes,
                     since: waiting_since(own.order.created, status),
                     previous_nodes: match status.phase {
-                        Some(Phase::Restarting) => nodes.to_vec(),
+                        Some(Phase::Restarting) => nodes,
                         _ => vec![],
                     },
                 }));
@@ -87,7 +84,6 @@ impl Job {
         own
     }
 
-    /// Sets the job's priority by its class.
     pub(super) fn rank(&mut self, classes: &PriorityClasses) {
         let priority = classes.priority(self.class.as_deref());
         self.order.priority = Reverse(priority.unwrap_or(0));
@@ -97,7 +93,6 @@ impl Job {
         }
     }
 
-    /// Drops the job's requests.
     pub(super) fn drop_requests(&mut self) {
         self.waiter = None;
         self.growth = None;

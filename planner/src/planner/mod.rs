@@ -213,8 +213,8 @@ impl Planner {
                 why: Unplaceable::new(&waiter.request, &wait.reasons),
                 queue: self.pass.queue_status(&waiter.order, wait),
             }),
-            Some(Outcome::Fits { choice, reasons }) => {
-                let placement = choice.explained(&waiter.request, reasons);
+            Some(Outcome::Fits { placement, reasons }) => {
+                let placement = placement.clone().explained(&waiter.request, reasons);
                 let promise = Promise {
                     job: key,
                     attempt,
@@ -236,7 +236,7 @@ impl Planner {
     pub fn growth(&mut self, uid: &str, now: Timestamp) -> Option<usize> {
         let job = self.jobs.get(uid).filter(|job| job.missing_class().is_none())?;
         let (growth, recorded) = (job.growth.clone()?, job.recorded.as_ref()?);
-        let own: Vec<Arc<str>> = recorded.nodes.iter().map(|node| node.as_str().into()).collect();
+        let own = recorded.nodes.clone();
         self.replan(now);
         let choice = self.cluster.choose_instead_of(&own, &growth)?;
         let mut asked: Vec<(&Arc<Shape>, usize)> = Vec::new();

@@ -7,7 +7,7 @@ use crds::spec::Homogeneity;
 use jiff::Timestamp;
 
 use super::cluster_state::ClusterState;
-use crate::policy::placement::{Choice, Claim, Gpus, Reasons};
+use crate::policy::placement::{Claim, Gpus, Placement, Reasons};
 use crate::policy::queue::{Order, PATIENCE, QueueStatus, Waiter};
 use crate::policy::request::Shape;
 
@@ -15,8 +15,10 @@ use crate::policy::request::Shape;
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     /// It gets these nodes; `reasons` are those against others.
-    Fits { choice: Choice, reasons: Arc<Reasons> },
-    /// It does not fit.
+    Fits {
+        placement: Placement,
+        reasons: Arc<Reasons>,
+    },
     Waits(Wait),
 }
 
@@ -47,7 +49,6 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// The last planned job.
     pub(crate) fn last(&self) -> Option<&Order> {
         self.last.as_ref()
     }
@@ -101,14 +102,14 @@ impl Pass {
         let request = &job.request;
         self.last = Some(job.order.clone());
         // Stopping pods of its previous gang may be all that prevents a (larger) gang.
-        let previous_nodes = job.previous_nodes.iter().map(|node| Arc::from(node.as_str()));
-        if let Some((choice, reasons)) = choose(job, cluster) {
-            let mut held = choice.nodes.clone();
+        if let Some((placement, reasons)) = choose(job, cluster) {
+            let mut held = placement.nodes.clone();
             if held.len() < job.previous_nodes.len() {
-                held.extend(previous_nodes.filter(|node| !choice.nodes.contains(node)));
+                let previous = job.previous_nodes.iter();
+                held.extend(previous.filter(|node| !placement.nodes.contains(node)).cloned());
             }
             self.hold(job, held, cluster);
-            let outcome = Outcome::Fits { choice, reasons };
+            let outcome = Outcome::Fits { placement, reasons };
             self.outcomes.insert(job.order.clone(), outcome);
             return;
         }
@@ -117,7 +118,7 @@ impl Pass {
         let reserved = view.first_reserved();
         let held_back_for = reserved.and_then(|node| Some(Arc::clone(&self.reserved.get(node)?.job)));
         if !job.previous_nodes.is_empty() {
-            self.hold(job, previous_nodes.collect(), cluster);
+            self.hold(job, job.previous_nodes.clone(), cluster);
         }
         self.waiting.push(job.order.clone());
         let wait = Wait {
@@ -177,9 +178,9 @@ impl Pass {
 
 /// A job's nodes in the first shape that fits. If those have mixed GPUs although the job prefers
 /// identical ones, a later shape with as many identical GPUs is better, even on avoided nodes.
-fn choose(job: &Waiter, cluster: &mut ClusterState) -> Option<(Choice, Arc<Reasons>)> {
+fn choose(job: &Waiter, cluster: &mut ClusterState) -> Option<(Placement, Arc<Reasons>)> {
     let request = &job.request;
-    let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
+    let is_mixed = |placement: &Placement| matches!(placement.gpus, Gpus::Mixed(_));
     let mut fits = job
         .preferred_shapes
         .iter()

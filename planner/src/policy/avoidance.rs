@@ -19,16 +19,15 @@ pub(crate) fn preferred_shapes(
     status: &ViTTrainingJobStatus,
     request: &GangRequest,
 ) -> Vec<Arc<Shape>> {
-    let mut avoided = BTreeMap::new();
+    let mut failed = BTreeMap::new();
     if job.exclude_failed_nodes {
-        let failed = status
+        let nodes = status
             .failed_nodes
             .iter()
-            .filter(|node| node.avoided_until.is_some())
-            .map(|node| (node.node.clone(), Avoidance::FailedBefore));
-        avoided.extend(failed);
+            .filter(|node| node.avoided_until.is_some());
+        failed.extend(nodes.map(|node| (node.node.clone(), Avoidance::FailedBefore)));
     }
-    let failed = avoided.clone();
+    let mut avoided = failed.clone();
     if job.exclude_stragglers {
         for node in slow_nodes(status) {
             avoided.entry(node.clone()).or_insert(Avoidance::WasSlow);
@@ -37,27 +36,20 @@ pub(crate) fn preferred_shapes(
     let mut steps = vec![avoided, failed];
     steps.dedup();
     steps.retain(|avoided| !avoided.is_empty());
-    let last_group = status
-        .placement
-        .as_ref()
-        .and_then(|placement| placement.group.clone())
-        .filter(|_| job.sizes.len() > 1);
+    let placement = status.placement.as_ref().filter(|_| job.sizes.len() > 1);
+    let last_group = placement.and_then(|placement| placement.group.clone());
     let mut shapes = Vec::new();
     if last_group.is_some() {
         let own = steps.iter().cloned().chain([BTreeMap::new()]);
         shapes.extend(own.map(|avoided| (avoided, last_group.clone())));
     }
     shapes.extend(steps.into_iter().map(|avoided| (avoided, None)));
-    shapes
-        .into_iter()
-        .map(|(avoided, required_group)| {
-            Arc::new(Shape {
-                avoided,
-                required_group,
-                ..(*request.shape).clone()
-            })
-        })
-        .collect()
+    let shape = |(avoided, required_group)| Shape {
+        avoided,
+        required_group,
+        ..(*request.shape).clone()
+    };
+    shapes.into_iter().map(shape).map(Arc::new).collect()
 }
 
 /// The nodes on which a rank of the last gang, or of a remembered one, was slow.
@@ -72,8 +64,6 @@ fn slow_nodes(status: &ViTTrainingJobStatus) -> BTreeSet<&String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
     use crate::facts::inventory::Inventory;
     use crate::fixtures;
@@ -113,13 +103,8 @@ mod tests {
     fn what_is_avoided_is_a_counted_reason() {
         let shape = shapes(true, true).swap_remove(0);
         let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
-        let inventory = Inventory::new(&nodes, [], &HashMap::new());
-        let request = GangRequest {
-            nodes: 2,
-            larger: vec![],
-            shape,
-        };
-        let refused = place(&request, &inventory).expect_err("does not fit");
+        let request = GangRequest::fixed(2, &shape);
+        let refused = place(&request, &Inventory::of(nodes)).expect_err("does not fit");
         assert_eq!(
             refused.message,
             "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, \

@@ -20,35 +20,23 @@ pub struct Placement {
     /// Its GPUs.
     pub gpus: Gpus,
     /// Node names by node rank.
-    pub nodes: Vec<String>,
+    pub nodes: Vec<Arc<str>>,
     /// The domains of its nodes, for each topology key of the job.
     pub topology: Vec<TopologySpread>,
-    /// The groups that were not chosen.
+    /// The groups that were not chosen; empty until it is [explained](Placement::explained).
     pub rejected: Vec<RejectedGroup>,
 }
 
-/// The nodes of a gang.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Choice {
-    pub(crate) gpus: Gpus,
-    /// By node rank.
-    pub(crate) nodes: Vec<Arc<str>>,
-    pub(crate) topology: Vec<TopologySpread>,
-}
-
-impl Choice {
-    /// The placement, with the reasons against other groups.
-    pub(crate) fn explained(&self, request: &GangRequest, reasons: &Reasons) -> Placement {
+impl Placement {
+    /// The same with the reasons against other groups.
+    pub(crate) fn explained(mut self, request: &GangRequest, reasons: &Reasons) -> Self {
         let chosen: BTreeSet<&GpuGroup> = match &self.gpus {
             Gpus::Identical(group) => BTreeSet::from([group]),
             Gpus::Mixed(groups) => groups.keys().collect(),
         };
-        Placement {
-            rejected: reasons.rejections(&request.of_size(self.nodes.len()), &chosen),
-            gpus: self.gpus.clone(),
-            nodes: self.nodes.iter().map(|node| (**node).to_owned()).collect(),
-            topology: self.topology.clone(),
-        }
+        let request = GangRequest::fixed(self.nodes.len(), &request.shape);
+        self.rejected = reasons.rejections(&request, &chosen);
+        self
     }
 }
 

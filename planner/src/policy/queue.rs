@@ -34,7 +34,7 @@ pub(crate) struct Waiter {
     /// When it began to wait; `None` before a restarting or resuming job was found not to fit.
     pub(crate) since: Option<Timestamp>,
     /// The nodes of the gang being replaced, which the pass holds for it.
-    pub(crate) previous_nodes: Vec<String>,
+    pub(crate) previous_nodes: Vec<Arc<str>>,
 }
 
 /// The place of a job in the queue.

@@ -32,12 +32,12 @@ impl GangRequest {
         })
     }
 
-    /// The same for a gang of one size.
-    pub(crate) fn of_size(&self, nodes: usize) -> Self {
+    /// The request of a gang of one size.
+    pub(crate) fn fixed(nodes: usize, shape: &Arc<Shape>) -> Self {
         Self {
             nodes,
             larger: Vec::new(),
-            shape: Arc::clone(&self.shape),
+            shape: Arc::clone(shape),
         }
     }
 }
@@ -91,8 +91,7 @@ impl From<&ValidatedJob> for GangRequest {
                 node_selector: job.pod.node_selector.clone(),
                 tolerations: job.pod.tolerations.clone(),
                 requests,
-                avoided: BTreeMap::new(),
-                required_group: None,
+                ..Shape::default()
             }),
         }
     }

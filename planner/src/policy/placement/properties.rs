@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::spec::Homogeneity;
-use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Taint, Toleration};
 use proptest::prelude::*;
-use serde_json::{Value, json};
 
-use super::random::{GKE, GPU, NVIDIA, any_cluster, elastic_gang, gang, name_of, order};
+use super::random::{GKE, GPU, NVIDIA, any_cluster, elastic_gang, gang, name_of};
 use super::*;
 use crate::facts::inventory::{Inventory, NodeFacts, NodeHealth};
 use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
@@ -180,12 +179,12 @@ proptest! {
     fn a_gang_gets_exactly_its_size_of_like_gpus_on_fitting_nodes(inventory in any_cluster(), request in gang()) {
         let shape = &request.shape;
         if let Ok(placement) = place(&request, &inventory) {
-            let distinct: BTreeSet<&String> = placement.nodes.iter().collect();
+            let distinct: BTreeSet<_> = placement.nodes.iter().collect();
             prop_assert_eq!((placement.nodes.len(), distinct.len()), (request.nodes, request.nodes));
             let mut kinds: BTreeMap<Vec<String>, usize> = BTreeMap::new();
             let mut domains = BTreeSet::new();
             for name in &placement.nodes {
-                let node = &inventory.nodes[name.as_str()];
+                let node = &inventory.nodes[name];
                 prop_assert!(fits(name, node, shape), "{:?}", node);
                 *kinds.entry(kind(node, shape).expect("GPUs")).or_default() += 1;
                 domains.extend(shape.rules.required_topology.iter().map(|key| label(node, key)));
@@ -199,29 +198,6 @@ proptest! {
             found.sort_unstable();
             recorded.sort_unstable();
             prop_assert_eq!(found, recorded);
-        }
-    }
-
-    #[test]
-    fn nothing_is_given_twice(mut inventory in any_cluster(), requests in prop::collection::vec(gang(), 1..12)) {
-        for request in &requests {
-            if let Ok(placement) = place(request, &inventory) {
-                for node in &placement.nodes {
-                    inventory.hold(node, &request.shape.requests);
-                }
-            }
-        }
-        for (name, node) in &inventory.nodes {
-            for (resource, amount) in &node.resources {
-                let most = match &**resource {
-                    HOST_PORTS => 1,
-                    // No node reports it.
-                    STORAGE => i64::MAX,
-                    // Unhealthy GPUs may already be in use, but nothing is added.
-                    _ => amount.capacity,
-                };
-                prop_assert!(amount.used <= most, "{}: {}: {:?}", name, resource, amount);
-            }
         }
     }
 
@@ -271,7 +247,7 @@ proptest! {
     #[test]
     fn an_elastic_gang_gets_the_greatest_of_its_sizes_that_fits(inventory in any_cluster(), request in elastic_gang()) {
         let sizes = || request.larger.iter().copied().chain([request.nodes]);
-        let placed = || sizes().filter_map(|nodes| place(&request.of_size(nodes), &inventory).ok());
+        let placed = || sizes().filter_map(|nodes| place(&GangRequest::fixed(nodes, &request.shape), &inventory).ok());
         let is_like = |placement: &Placement| matches!(placement.gpus, Gpus::Identical(_));
         // A smaller gang of identical GPUs comes before a larger mix.
         let like = placed().find(is_like).filter(|_| request.shape.rules.homogeneity == Homogeneity::Preferred);
@@ -288,64 +264,9 @@ proptest! {
         let smallest = fitting.iter().filter(|(_, nodes)| **nodes >= request.nodes);
         let smallest = smallest.map(|((kind, _), nodes)| gpus((kind, *nodes))).min();
         if let Ok(placement) = place(&request, &inventory) {
-            let kind = kind(&inventory.nodes[placement.nodes[0].as_str()], &request.shape).expect("GPUs");
+            let kind = kind(&inventory.nodes[&placement.nodes[0]], &request.shape).expect("GPUs");
             let nodes = fitting[&(kind.clone(), String::new())];
             prop_assert_eq!(Some(gpus((&kind, nodes))), smallest);
         }
     }
-
-    #[test]
-    fn the_choice_does_not_depend_on_the_order_of_nodes(
-        mut inventory in any_cluster(),
-        request in gang(),
-        order in order(),
-    ) {
-        for node in inventory.nodes.values_mut() {
-            node.resources.retain(|_, amount| {
-                (amount.used, amount.used_by_gangs) = (0, 0);
-                amount.capacity > 0
-            });
-        }
-        let mut nodes: Vec<_> = inventory.nodes.iter().zip(order).collect();
-        nodes.sort_by_key(|(_, place)| *place);
-        let objects: Vec<Node> = nodes.iter().map(|((name, node), _)| object(name, node)).collect();
-        let listed = Inventory::new(&objects, [], &std::collections::HashMap::new());
-        prop_assert_eq!(&listed, &inventory, "according to the objects");
-        prop_assert_eq!(place(&request, &listed), place(&request, &inventory));
-    }
-
-    #[test]
-    fn another_free_node_of_the_chosen_kind_never_keeps_a_gang_out(mut inventory in any_cluster(), request in gang()) {
-        if let Ok(placement) = place(&request, &inventory) {
-            let mut spare = inventory.nodes[placement.nodes[0].as_str()].clone();
-            spare.resources.get_mut(GPU).expect("GPUs").used = 0;
-            inventory.nodes.insert("node-99".into(), spare);
-            prop_assert!(place(&request, &inventory).is_ok());
-        }
-    }
-}
-
-fn object(name: &str, facts: &NodeFacts) -> Node {
-    let amounts = |of: fn(&Amount) -> i64| {
-        let amounts = facts.resources.iter().map(|(resource, amount)| {
-            let unit = if &**resource == CPU { "m" } else { "" };
-            (resource.to_string(), format!("{}{unit}", of(amount)).into())
-        });
-        amounts.collect::<serde_json::Map<String, Value>>()
-    };
-    let is_ready = if facts.health == NodeHealth::Ready {
-        "True"
-    } else {
-        "False"
-    };
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "labels": facts.labels.values()},
-        "spec": {"unschedulable": facts.cordoned, "taints": facts.taints},
-        "status": {
-            "capacity": amounts(|amount| amount.capacity),
-            "allocatable": amounts(|amount| amount.allocatable),
-            "conditions": [{"type": "Ready", "status": is_ready}],
-        },
-    }))
-    .expect("a node")
 }

@@ -11,7 +11,9 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use crate::facts::inventory::{Inventory, NodeFacts, NodeHealth, NodeLabels, Shared};
-use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
+use crate::facts::resources::{
+    Amount, CPU, HOST_PORTS, Holder, MEMORY, PODS, Requests, Resources, STORAGE, hold,
+};
 use crate::policy::request::{Avoidance, GangRequest, Shape};
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
@@ -20,14 +22,7 @@ pub(crate) const GKE: &str = "cloud.google.com/gke-accelerator";
 const NIC: &str = "rdma/hca";
 const SELDOM: f64 = 0.125;
 
-const PRODUCTS: [&str; 6] = [
-    "Tesla-T4",
-    "Tesla-T4",
-    "NVIDIA-H200",
-    "NVIDIA-H200",
-    "Tesla-T4-SHARED",
-    "",
-];
+const PRODUCTS: [&str; 6] = ["T4", "T4", "H200", "H200", "T4-SHARED", ""];
 const WRITERS: [&str; 5] = [NVIDIA, NVIDIA, NVIDIA, NVIDIA, GKE];
 const LABELS: [(&str, &str); 11] = [
     ("nvidia.com/gpu.memory", "15360"),
@@ -38,7 +33,7 @@ const LABELS: [(&str, &str); 11] = [
     ("nvidia.com/gpu.replicas", "2"),
     ("nvidia.com/gpu.count", "2"),
     ("nvidia.com/gpu.count", "4"),
-    (GKE, "Tesla-T4"),
+    (GKE, "T4"),
     ("zone", "a"),
     ("zone", "a"),
 ];
@@ -90,13 +85,13 @@ fn labels() -> impl Strategy<Value = Arc<NodeLabels>> {
     })
 }
 
-fn taint_of((key, value, effect): (&str, &str, &str)) -> Taint {
-    Taint {
+fn taint() -> impl Strategy<Value = Taint> {
+    select(&TAINTS[..]).prop_map(|(key, value, effect)| Taint {
         key: key.into(),
         value: Some(value.into()),
         effect: effect.into(),
         time_added: None,
-    }
+    })
 }
 
 /// An amount with a used part, the second number of it by gangs.
@@ -114,41 +109,39 @@ pub(crate) fn node() -> impl Strategy<Value = NodeFacts> {
     let gpus = (select(&[0_i64, 1, 2, 4, 8][..]), 0_i64..=8, 0_i64..=8);
     let in_use = vec((0_i64..=UNITS + 1, 0_i64..=UNITS), OTHERS.len());
     let host_ports = weighted(SELDOM, 0_i64..=1);
-    let state = (
-        weighted(0.25, select(&TAINTS[..])),
-        vec(prop::bool::weighted(SELDOM), 4),
-    );
-    let node = (labels(), gpus, in_use, host_ports, state);
+    let state = vec(prop::bool::weighted(SELDOM), 4);
+    let node = (labels(), gpus, in_use, host_ports, weighted(0.25, taint()), state);
     node.prop_map(
-        |(labels, (gpus, used, by_gangs), in_use, host_ports, (taint, state))| {
-            let mut gpus = amount(gpus, used, by_gangs);
-            gpus.allocatable >>= i64::from(state[0]);
-            let others = OTHERS.into_iter().zip(in_use);
-            let others = others.map(|((name, unit), (used, by_gangs))| {
-                (
-                    name,
-                    amount(unit * UNITS, unit * (used - 1).max(0), unit * by_gangs),
-                )
-            });
-            let others = others.filter(|(name, _)| *name != NIC || !state[3]);
-            let host_ports = host_ports.map(|used_by_gangs| Amount {
-                used: 1,
-                used_by_gangs,
-                ..Amount::default()
-            });
-            let gpus = Some((GPU, gpus)).filter(|(_, gpus)| gpus.capacity > 0);
-            let special = gpus
-                .into_iter()
-                .chain(host_ports.map(|ports| (HOST_PORTS, ports)));
-            let resources = others.chain(special);
-            let health = [NodeHealth::Ready, NodeHealth::NotReady(None)][usize::from(state[1])];
+        |(labels, (gpus, used, by_gangs), in_use, host_ports, taint, state)| {
+            let mut resources = Resources::new();
+            if gpus > 0 {
+                let mut gpus = amount(gpus, used, by_gangs);
+                gpus.allocatable >>= i64::from(state[0]);
+                resources.insert(GPU.into(), gpus);
+            }
+            for ((name, unit), (used, by_gangs)) in OTHERS.into_iter().zip(in_use) {
+                let amount = amount(unit * UNITS, unit * (used - 1).max(0), unit * by_gangs);
+                resources.insert(name.into(), amount);
+            }
+            if state[3] {
+                resources.remove(NIC);
+            }
+            if let Some(by_gangs) = host_ports {
+                let ports = Requests::from([(HOST_PORTS.into(), 1)]);
+                let holder = if by_gangs == 1 {
+                    Holder::Gang
+                } else {
+                    Holder::Other
+                };
+                hold(&mut resources, &ports, holder, 1);
+            }
             NodeFacts {
                 labels,
-                taints: taint.into_iter().map(taint_of).collect(),
-                health,
+                taints: taint.into_iter().collect(),
+                health: [NodeHealth::Ready, NodeHealth::NotReady(None)][usize::from(state[1])],
                 cordoned: state[2],
                 reserved_for: None,
-                resources: resources.map(|(name, amount)| (name.into(), amount)).collect(),
+                resources,
             }
         },
     )
@@ -167,47 +160,32 @@ pub(crate) fn any_cluster() -> impl Strategy<Value = Inventory> {
     })
 }
 
-/// An order of nodes.
-pub(crate) fn order() -> impl Strategy<Value = Vec<usize>> {
-    Just((0..24).collect::<Vec<_>>()).prop_shuffle()
-}
-
 fn names() -> impl Strategy<Value = Vec<String>> {
     weighted(SELDOM, vec((0_usize..24).prop_map(name_of), 1..6)).prop_map(Option::unwrap_or_default)
 }
 
 fn rules() -> impl Strategy<Value = PlacementRules> {
     let homogeneity = select(&[Homogeneity::Required, Homogeneity::Preferred, Homogeneity::Off][..]);
-    let topology = (
-        any::<bool>(),
-        subsequence(vec!["block".to_owned(), "rack".to_owned()], 0..=2),
-    );
-    let unusual = (
-        prop::bool::weighted(SELDOM),
-        weighted(SELDOM, select(&PRODUCTS[..])),
-        weighted(SELDOM, select(&[15_360, 20_000][..])),
-    );
-    (homogeneity, topology, any::<bool>(), unusual, (names(), names())).prop_map(
-        |(
+    let preferred = subsequence(vec!["block".to_owned(), "rack".to_owned()], 0..=2);
+    let by_zone = prop::bool::weighted(SELDOM);
+    let product = weighted(SELDOM, select(&PRODUCTS[..]));
+    let memory = weighted(SELDOM, select(&[15_360, 20_000][..]));
+    let gpus = (homogeneity, by_zone, any::<bool>(), product, memory);
+    let rules = (gpus, any::<bool>(), preferred, names(), names());
+    rules.prop_map(|(gpus, required, preferred, named, excluded)| {
+        let (homogeneity, by_zone, allow_shared, product, memory) = gpus;
+        PlacementRules {
             homogeneity,
-            (required, preferred),
+            group_by: by_zone.then(|| "zone".to_owned()).into_iter().collect(),
             allow_shared,
-            (by_zone, product, memory),
-            (named, excluded),
-        )| {
-            PlacementRules {
-                homogeneity,
-                group_by: by_zone.then(|| "zone".to_owned()).into_iter().collect(),
-                allow_shared,
-                required_topology: required.then(|| "block".to_owned()),
-                preferred_topology: preferred,
-                products: product.into_iter().map(str::to_owned).collect(),
-                min_memory_mebibytes: memory,
-                nodes: named.into_iter().collect(),
-                exclude_nodes: excluded.into_iter().collect(),
-            }
-        },
-    )
+            required_topology: required.then(|| "block".to_owned()),
+            preferred_topology: preferred,
+            products: product.into_iter().map(str::to_owned).collect(),
+            min_memory_mebibytes: memory,
+            nodes: named.into_iter().collect(),
+            exclude_nodes: excluded.into_iter().collect(),
+        }
+    })
 }
 
 fn toleration() -> impl Strategy<Value = Toleration> {
@@ -225,32 +203,27 @@ fn toleration() -> impl Strategy<Value = Toleration> {
 }
 
 pub(crate) fn gang() -> impl Strategy<Value = GangRequest> {
-    let size = (1_usize..6, select(&[1_i64, 2, 4, 8][..]));
-    let pod = (
-        weighted(0.4, select(&REQUESTS[..])),
-        vec(toleration(), 0..3),
-        prop::bool::weighted(SELDOM),
-        names(),
-    );
+    let size = (1_usize..6, select(&[1_u32, 2, 4, 8][..]));
+    let request = weighted(0.4, select(&REQUESTS[..]));
+    let in_zone = prop::bool::weighted(SELDOM);
+    let pod = (request, vec(toleration(), 0..3), in_zone, names());
     (size, rules(), pod).prop_map(
         |((nodes, gpus), rules, (request, tolerations, in_zone, avoided))| {
-            let requests = [(GPU, gpus), (PODS, 1)].into_iter().chain(request);
-            let avoided = avoided.into_iter().map(|node| (node, Avoidance::FailedBefore));
-            GangRequest {
-                nodes,
-                larger: vec![],
-                shape: Arc::new(Shape {
-                    gpus_per_node: gpus,
-                    together: 1,
-                    gpu_resource: GPU.into(),
-                    rules,
-                    node_selector: in_zone.then(|| ("zone".into(), "a".into())).into_iter().collect(),
-                    tolerations,
-                    requests: requests.map(|(name, amount)| (name.to_owned(), amount)).collect(),
-                    avoided: avoided.collect(),
-                    required_group: None,
-                }),
-            }
+            let mut shape = Shape {
+                rules,
+                node_selector: in_zone.then(|| ("zone".into(), "a".into())).into_iter().collect(),
+                tolerations,
+                avoided: avoided
+                    .into_iter()
+                    .map(|node| (node, Avoidance::FailedBefore))
+                    .collect(),
+                ..Shape::of_gpus(GPU, gpus)
+            };
+            let requests = [(PODS, 1)].into_iter().chain(request);
+            shape
+                .requests
+                .extend(requests.map(|(name, amount)| (name.to_owned(), amount)));
+            GangRequest::fixed(nodes, &Arc::new(shape))
         },
     )
 }

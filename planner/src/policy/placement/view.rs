@@ -1,11 +1,8 @@
 //! A cluster for gangs of one shape: the fitting nodes of each group, and why the others do not
 //! fit. Built once per shape, then updated node by node.
 
-#[cfg(test)]
-mod current;
 mod reserve;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -15,7 +12,7 @@ use crds::status::GpuGroup;
 pub(crate) use reserve::Claim;
 
 use super::explain::{GroupReasons, Reasons, Refused};
-use super::{Choice, Gpus};
+use super::{Gpus, Placement};
 use crate::facts::inventory::{Inventory, NodeFacts, NodeLabels};
 use crate::policy::node_fit::{Refusal, Verdict, group_of, is_of, verdict};
 use crate::policy::request::{GangRequest, Shape};
@@ -34,7 +31,6 @@ pub(crate) struct View {
     reasons: Option<Arc<Reasons>>,
 }
 
-/// A node in a view.
 #[derive(Clone, Debug)]
 struct Seen {
     group: Arc<GpuGroup>,
@@ -42,32 +38,16 @@ struct Seen {
     labels: Arc<NodeLabels>,
 }
 
-/// An entry of [`Group::fitting`] or [`Group::busy`], by free GPUs and name.
-type Entry<F> = ((F, Arc<str>), Arc<NodeLabels>);
-
-impl Seen {
-    fn fitting(&self, name: &Arc<str>) -> Option<Entry<i64>> {
-        match self.verdict {
-            Verdict::Fits { free } => Some(((free, Arc::clone(name)), Arc::clone(&self.labels))),
-            _ => None,
-        }
-    }
-
-    fn busy(&self, name: &Arc<str>) -> Option<Entry<Reverse<i64>>> {
-        match self.verdict {
-            Verdict::Busy { free, .. } => Some(((Reverse(free), Arc::clone(name)), Arc::clone(&self.labels))),
-            _ => None,
-        }
-    }
-}
+/// Nodes by a rank and name, lowest first.
+type Ranked = BTreeMap<(i64, Arc<str>), Arc<NodeLabels>>;
 
 /// The nodes with GPUs of one group.
 #[derive(Debug, Default, PartialEq)]
 struct Group {
     /// In order of choice: fewest free GPUs first, so that whole nodes stay free.
-    fitting: BTreeMap<(i64, Arc<str>), Arc<NodeLabels>>,
+    fitting: Ranked,
     /// Used by or reserved for gangs, in order of reservation: closest to becoming free first.
-    busy: BTreeMap<(Reverse<i64>, Arc<str>), Arc<NodeLabels>>,
+    busy: Ranked,
     /// All nodes that do not fit now.
     refused: BTreeMap<Refusal, BTreeSet<Arc<str>>>,
 }
@@ -75,42 +55,48 @@ struct Group {
 impl Group {
     /// A group of many nodes. Faster than inserting each.
     fn of(members: &[(Arc<str>, Seen)]) -> Self {
+        let (mut fitting, mut busy) = (Vec::new(), Vec::new());
         let mut refused: BTreeMap<Refusal, Vec<Arc<str>>> = BTreeMap::new();
         for (name, seen) in members {
+            let labels = || Arc::clone(&seen.labels);
+            match seen.verdict {
+                Verdict::Fits { free } => fitting.push(((free, Arc::clone(name)), labels())),
+                Verdict::Busy { free, .. } => busy.push(((-free, Arc::clone(name)), labels())),
+                Verdict::Refused(_) => {}
+            }
             if let Some(refusal) = seen.verdict.refusal() {
                 refused.entry(refusal).or_default().push(Arc::clone(name));
             }
         }
-        let refused = refused.into_iter();
+        let sorted = |(refusal, names): (_, Vec<_>)| (refusal, names.into_iter().collect());
         Self {
-            fitting: members
-                .iter()
-                .filter_map(|(name, seen)| seen.fitting(name))
-                .collect(),
-            busy: members
-                .iter()
-                .filter_map(|(name, seen)| seen.busy(name))
-                .collect(),
-            refused: refused
-                .map(|(refusal, names)| (refusal, names.into_iter().collect()))
-                .collect(),
+            fitting: fitting.into_iter().collect(),
+            busy: busy.into_iter().collect(),
+            refused: refused.into_iter().map(sorted).collect(),
+        }
+    }
+
+    /// The list of a node with this verdict, and its rank there.
+    fn ranked(&mut self, verdict: Verdict) -> Option<(&mut Ranked, i64)> {
+        match verdict {
+            Verdict::Fits { free } => Some((&mut self.fitting, free)),
+            Verdict::Busy { free, .. } => Some((&mut self.busy, -free)),
+            Verdict::Refused(_) => None,
         }
     }
 
     fn insert(&mut self, name: &Arc<str>, seen: &Seen) {
-        self.fitting.extend(seen.fitting(name));
-        self.busy.extend(seen.busy(name));
+        if let Some((nodes, rank)) = self.ranked(seen.verdict) {
+            nodes.insert((rank, Arc::clone(name)), Arc::clone(&seen.labels));
+        }
         if let Some(refusal) = seen.verdict.refusal() {
             self.refused.entry(refusal).or_default().insert(Arc::clone(name));
         }
     }
 
     fn remove(&mut self, name: &Arc<str>, seen: &Seen) {
-        if let Some((key, _)) = seen.fitting(name) {
-            self.fitting.remove(&key);
-        }
-        if let Some((key, _)) = seen.busy(name) {
-            self.busy.remove(&key);
+        if let Some((nodes, rank)) = self.ranked(seen.verdict) {
+            nodes.remove(&(rank, Arc::clone(name)));
         }
         if let Some(refusal) = seen.verdict.refusal()
             && let Some(names) = self.refused.get_mut(&refusal)
@@ -230,7 +216,7 @@ impl View {
     ///    then node names.
     /// 3. If no group fits and the job allows a mix, do the same with all groups together. The group is
     ///    then the widest topology key, for as few kinds of GPUs as possible.
-    fn choose_of_size(&mut self, nodes: usize, homogeneity: Homogeneity) -> Option<Choice> {
+    fn choose_of_size(&mut self, nodes: usize, homogeneity: Homogeneity) -> Option<Placement> {
         if nodes == 0 || self.too_many.is_some_and(|too_many| nodes >= too_many) {
             return None;
         }
@@ -253,7 +239,8 @@ impl View {
         }
         let rules = &self.shape.rules;
         let keys = rules.required_topology.iter().chain(&rules.preferred_topology);
-        Some(Choice {
+        Some(Placement {
+            rejected: Vec::new(),
             topology: spread(&fits, keys.map(String::as_str)),
             nodes: fits.iter().map(|fit| Arc::clone(fit.name)).collect(),
             gpus: match counts.first_key_value() {
@@ -274,11 +261,8 @@ impl View {
     fn in_one_group(&self, nodes: usize) -> Option<Vec<Fit<'_>>> {
         let rules = &self.shape.rules;
         let required = rules.required_topology.as_deref();
-        let keys: Vec<Key<'_>> = rules
-            .preferred_topology
-            .iter()
-            .map(|label| Key::Label(label))
-            .collect();
+        let labels = rules.preferred_topology.iter();
+        let keys: Vec<Key<'_>> = labels.map(|label| Key::Label(label)).collect();
         let mut groups: Vec<(&Arc<GpuGroup>, &Group)> = self
             .groups
             .iter()
@@ -311,18 +295,13 @@ impl View {
             .into_iter()
             .chain(labels.map(|label| Key::Label(label)))
             .collect();
-        choose(
-            &all,
-            nodes,
-            self.shape.together,
-            rules.required_topology.as_deref(),
-            &keys,
-        )
+        let required = rules.required_topology.as_deref();
+        choose(&all, nodes, self.shape.together, required, &keys)
     }
 
     /// The nodes of the largest gang that fits, of the requested sizes. If identical GPUs are
     /// preferred, any gang of them comes before a mix.
-    pub(crate) fn choose(&mut self, request: &GangRequest) -> Option<Choice> {
+    pub(crate) fn choose(&mut self, request: &GangRequest) -> Option<Placement> {
         let homogeneity = self.shape.rules.homogeneity;
         let identical = (homogeneity == Homogeneity::Preferred)
             .then(|| self.choose_largest(request, Homogeneity::Required))
@@ -330,7 +309,7 @@ impl View {
         identical.or_else(|| self.choose_largest(request, homogeneity))
     }
 
-    fn choose_largest(&mut self, request: &GangRequest, homogeneity: Homogeneity) -> Option<Choice> {
+    fn choose_largest(&mut self, request: &GangRequest, homogeneity: Homogeneity) -> Option<Placement> {
         // If a gang fits, every smaller one does.
         let mut largest = self.choose_of_size(request.nodes, homogeneity)?;
         let (mut start, mut end) = (0, request.larger.len());
@@ -368,6 +347,20 @@ impl View {
         let reasons = Arc::new(Reasons(groups));
         self.reasons = Some(Arc::clone(&reasons));
         reasons
+    }
+}
+
+#[cfg(test)]
+impl View {
+    /// Whether it equals a new view, and its cached results are still valid.
+    pub(crate) fn is_current(&mut self, inventory: &Inventory) -> bool {
+        let mut new = Self::new(Arc::clone(&self.shape), inventory);
+        let homogeneity = self.shape.rules.homogeneity;
+        let too_many = self.too_many;
+        self.groups == new.groups
+            && self.nodes.len() == new.nodes.len()
+            && self.reasons() == new.reasons()
+            && too_many.is_none_or(|nodes| new.choose_of_size(nodes, homogeneity).is_none())
     }
 }
 

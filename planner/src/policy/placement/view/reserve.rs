@@ -70,17 +70,17 @@ struct Pool<'a> {
 impl<'a> Pool<'a> {
     /// The pool that lacks the fewest nodes, and of those the smallest.
     fn best(choices: impl Iterator<Item = Vec<&'a Group>>, nodes: usize, view: &View) -> Option<Self> {
-        let mut best: Option<((usize, usize), Self)> = None;
-        for groups in choices {
-            for (domain, (fitting, busy)) in count_by_domain(&groups, view) {
-                let cost = (nodes.saturating_sub(fitting), fitting + busy);
-                if cost.1 >= nodes && best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                    let groups = groups.clone();
-                    best = Some((cost, Self { groups, domain }));
-                }
-            }
-        }
-        best.map(|(_, pool)| pool)
+        let pools = choices.flat_map(|groups| {
+            let domains = count_by_domain(&groups, view).into_iter();
+            domains.map(move |(domain, counts)| {
+                let groups = groups.clone();
+                (counts, Self { groups, domain })
+            })
+        });
+        pools
+            .filter(|((fitting, busy), _)| fitting + busy >= nodes)
+            .min_by_key(|((fitting, busy), _)| (nodes.saturating_sub(*fitting), fitting + busy))
+            .map(|(_, pool)| pool)
     }
 }
 
