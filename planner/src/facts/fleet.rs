@@ -6,7 +6,7 @@
 //!                   + requests held by the planner's current pass
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -14,6 +14,7 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 
 use super::inventory::{Inventory, NodeFacts, NodeHealth, Shared, facts};
+use super::listing::Listing;
 use super::pods::{JobKey, Membership, bound_node, has_ended, pinned_node};
 use super::resources::{Holder, Requests, Resources, hold, requests_of};
 
@@ -42,8 +43,8 @@ pub struct Fleet {
     /// Nodes changed since the last [`Fleet::take_changes`], as they were before.
     touched: HashMap<Arc<str>, Option<NodeFacts>>,
     /// The objects of lists in progress.
-    listed_nodes: HashSet<Arc<str>>,
-    listed_pods: HashSet<String>,
+    listed_nodes: Listing<Arc<str>>,
+    listed_pods: Listing<String>,
 }
 
 /// A pod's use of resources.
@@ -55,13 +56,8 @@ struct PodUse {
     member: Option<Member>,
 }
 
-/// A pod of a gang.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Member {
-    job: JobKey,
-    attempt: i32,
-    node_rank: usize,
-}
+/// A pod of a gang: its job, attempt and node rank.
+type Member = (JobKey, i32, usize);
 
 impl Fleet {
     /// The nodes and their use.
@@ -92,54 +88,32 @@ impl Fleet {
 
     /// Handles an event of a node. Returns whether it may matter to waiting jobs.
     pub fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
-        match event {
-            Event::Init => self.listed_nodes.clear(),
-            Event::InitApply(node) => {
-                self.retain_node(node);
-                return self.put_node(node);
-            }
-            Event::Apply(node) => return self.put_node(node),
-            Event::Delete(node) => self.remove_node(&node.name_any()),
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listed_nodes);
-                let names = self.inventory.nodes.keys();
-                let gone: Vec<Arc<str>> = names.filter(|name| !listed.contains(*name)).cloned().collect();
-                for name in gone {
-                    self.remove_node(&name);
-                }
-            }
+        let known = self.inventory.nodes.keys();
+        let (node, gone) = self
+            .listed_nodes
+            .follow(event, |node| node.name_any().into(), known);
+        for name in gone {
+            self.remove_node(&name);
         }
-        true
+        node.is_none_or(|node| self.put_node(node))
     }
 
-    /// A list in progress has this node.
     pub(crate) fn retain_node(&mut self, node: &Node) {
-        self.listed_nodes.insert(node.name_any().into());
+        self.listed_nodes.retain(node.name_any().into());
     }
 
-    /// A list in progress has this pod.
     pub(crate) fn retain_pod(&mut self, pod: &Pod) {
-        self.listed_pods.insert(key(pod));
+        self.listed_pods.retain(key(pod));
     }
 
     /// Handles an event of a pod.
     pub fn follow_pods(&mut self, event: &Event<Pod>) {
-        match event {
-            Event::Init => self.listed_pods.clear(),
-            Event::InitApply(pod) => {
-                self.retain_pod(pod);
-                self.put_pod(key(pod), Some(self.use_of(pod)));
-            }
-            Event::Apply(pod) => self.put_pod(key(pod), Some(self.use_of(pod))),
-            Event::Delete(pod) => self.put_pod(key(pod), None),
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listed_pods);
-                let keys = self.pods.keys();
-                let gone: Vec<String> = keys.filter(|key| !listed.contains(*key)).cloned().collect();
-                for key in gone {
-                    self.put_pod(key, None);
-                }
-            }
+        let (pod, gone) = self.listed_pods.follow(event, key, self.pods.keys());
+        for key in gone {
+            self.put_pod(key, None);
+        }
+        if let Some(pod) = pod {
+            self.put_pod(key(pod), Some(self.use_of(pod)));
         }
     }
 
@@ -228,11 +202,7 @@ impl Fleet {
                 }
             }),
             requests: pod.spec.as_ref().map(requests_of).unwrap_or_default(),
-            member: member.map(|member| Member {
-                job: member.job,
-                attempt: member.attempt,
-                node_rank: member.node_rank,
-            }),
+            member: member.map(|member| (member.job, member.attempt, member.node_rank)),
         }
     }
 
@@ -268,14 +238,13 @@ impl Fleet {
     }
 
     /// A promise stops counting when its pod appears, and counts again when the pod is gone.
-    fn appeared(&mut self, member: &Member, times: i64) {
-        let promise = self.promises.get(&member.job.uid);
-        let promise =
-            promise.filter(|promise| promise.job == member.job && promise.attempt == member.attempt);
+    fn appeared(&mut self, (job, attempt, node_rank): &Member, times: i64) {
+        let promise = self.promises.get(&job.uid);
+        let promise = promise.filter(|promise| promise.job == *job && promise.attempt == *attempt);
         if let Some(promise) = promise
-            && let Some(node) = promise.nodes.get(member.node_rank)
+            && let Some(node) = promise.nodes.get(*node_rank)
         {
-            let (node, requests) = (node.clone(), promise.requests.clone());
+            let (node, requests) = (Arc::clone(node), promise.requests.clone());
             self.count(&node, &requests, Holder::Gang, -times);
         }
     }
@@ -284,11 +253,7 @@ impl Fleet {
     fn count_promise(&mut self, promise: &Promise, times: i64) -> bool {
         let mut counts = false;
         for (node_rank, node) in promise.nodes.iter().enumerate() {
-            let member = Member {
-                job: promise.job.clone(),
-                attempt: promise.attempt,
-                node_rank,
-            };
+            let member = (promise.job.clone(), promise.attempt, node_rank);
             if !self.members.contains_key(&member) {
                 self.count(node, &promise.requests, Holder::Gang, times);
                 counts = true;

@@ -3,6 +3,7 @@
 pub mod fleet;
 pub mod gpu_labels;
 pub mod inventory;
+pub(crate) mod listing;
 pub mod pods;
 pub mod priority;
 pub mod quantity;

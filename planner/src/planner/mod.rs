@@ -10,7 +10,7 @@ mod cluster_state;
 mod jobs;
 mod pass;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -25,6 +25,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::facts::fleet::Promise;
 use crate::facts::inventory::{Inventory, NodeHealth};
+use crate::facts::listing::Listing;
 use crate::facts::priority::PriorityClasses;
 use crate::policy::placement::{Placement, Unplaceable};
 use crate::policy::queue::{Order, QueueStatus, Waiter};
@@ -107,7 +108,7 @@ pub struct Planner {
     classes: PriorityClasses,
     /// By uid.
     jobs: HashMap<String, Job>,
-    listed_jobs: Vec<String>,
+    listed_jobs: Listing<String>,
     /// Promises that no cached status shows yet, by uid of the job.
     open: HashMap<String, Promise>,
     /// Waiting jobs without a promise.
@@ -175,22 +176,10 @@ impl Planner {
     /// Handles an event of a job. Returns whether it may matter to waiting jobs: a job left the
     /// queue, or released GPUs without pods, or nodes that the pass held for it.
     pub fn follow_jobs(&mut self, event: &Event<GuardedJob>) -> bool {
-        match event {
-            Event::Init => self.listed_jobs.clear(),
-            Event::InitApply(job) => {
-                self.listed_jobs.extend(job.uid());
-                return self.put(job);
-            }
-            Event::Apply(job) => return self.put(job),
-            Event::Delete(job) => return self.remove(&job.uid().unwrap_or_default()),
-            Event::InitDone => {
-                let listed: HashSet<String> = self.listed_jobs.drain(..).collect();
-                let uids = self.jobs.keys();
-                let gone: Vec<String> = uids.filter(|uid| !listed.contains(*uid)).cloned().collect();
-                return gone.iter().fold(false, |is_news, uid| self.remove(uid) | is_news);
-            }
-        }
-        false
+        let key = |job: &GuardedJob| job.uid().unwrap_or_default();
+        let (job, gone) = self.listed_jobs.follow(event, key, self.jobs.keys());
+        let is_news = gone.iter().fold(false, |is_news, uid| self.remove(uid) | is_news);
+        job.map_or(is_news, |job| self.put(job))
     }
 
     /// Decides about a job, and promises its nodes to this attempt. While it is unknown whether the
