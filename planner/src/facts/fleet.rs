@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 
-use super::inventory::{Inventory, NodeFacts, NodeHealth, Shared, facts};
+use super::inventory::{Inventory, NodeFacts, Shared, facts};
 use super::listing::Listing;
 use super::pods::{JobKey, Membership, bound_node, has_ended, pinned_node};
 use super::resources::{Holder, Requests, Resources, hold, requests_of};
@@ -67,11 +67,6 @@ impl Fleet {
 
     pub(crate) fn node(&self, name: &str) -> Option<&NodeFacts> {
         self.inventory.nodes.get(name)
-    }
-
-    /// The health of a node; `None` if it does not exist.
-    pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
-        self.node(name).map(|node| node.health)
     }
 
     /// The users of a resource by node: pods (as `namespace/name`) and their amounts.

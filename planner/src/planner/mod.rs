@@ -32,7 +32,7 @@ use crate::policy::queue::{Order, QueueStatus, Waiter};
 use crate::policy::request::{GangRequest, Shape};
 use cluster_state::ClusterState;
 use jobs::Job;
-use pass::{Outcome, Pass};
+use pass::Pass;
 
 /// A job of the API server, decodable or not.
 pub type GuardedJob = DeserializeGuard<ViTTrainingJob>;
@@ -126,7 +126,7 @@ impl Planner {
 
     /// The health of a node; `None` if it does not exist.
     pub fn node_health(&self, name: &str) -> Option<NodeHealth> {
-        self.cluster.fleet.node_health(name)
+        self.cluster.fleet.node(name).map(|node| node.health)
     }
 
     /// The priority of a class, or of the cluster's default without one; `None` if the class does not exist.
@@ -198,11 +198,11 @@ impl Planner {
         self.replan(now);
         match self.pass.outcome(&waiter.order) {
             None => Decision::Outdated,
-            Some(Outcome::Waits(wait)) => Decision::Waits(Waiting::NoFit {
+            Some(Err(wait)) => Decision::Waits(Waiting::NoFit {
                 why: Unplaceable::new(&waiter.request, &wait.reasons),
                 queue: self.pass.queue_status(&waiter.order, wait),
             }),
-            Some(Outcome::Fits { placement, reasons }) => {
+            Some(Ok((placement, reasons))) => {
                 let placement = placement.clone().explained(&waiter.request, reasons);
                 let promise = Promise {
                     job: key,

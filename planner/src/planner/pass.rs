@@ -11,16 +11,8 @@ use crate::policy::placement::{Claim, Gpus, Placement, Reasons};
 use crate::policy::queue::{Order, PATIENCE, QueueStatus, Waiter};
 use crate::policy::request::Shape;
 
-/// A pass's decision about a job.
-#[derive(Clone, Debug)]
-pub(crate) enum Outcome {
-    /// It gets these nodes; `reasons` are those against others.
-    Fits {
-        placement: Placement,
-        reasons: Arc<Reasons>,
-    },
-    Waits(Wait),
-}
+/// A pass's decision about a job: its placement, with the reasons against other groups.
+pub(crate) type Outcome = Result<(Placement, Arc<Reasons>), Wait>;
 
 /// Why a job waits.
 #[derive(Clone, Debug)]
@@ -109,8 +101,7 @@ impl Pass {
                 held.extend(previous.filter(|node| !placement.nodes.contains(node)).cloned());
             }
             self.hold(job, held, cluster);
-            let outcome = Outcome::Fits { placement, reasons };
-            self.outcomes.insert(job.order.clone(), outcome);
+            self.outcomes.insert(job.order.clone(), Ok((placement, reasons)));
             return;
         }
         let view = cluster.view(&request.shape);
@@ -126,7 +117,7 @@ impl Pass {
             reserved_nodes: 0,
             held_back_for,
         };
-        self.outcomes.insert(job.order.clone(), Outcome::Waits(wait));
+        self.outcomes.insert(job.order.clone(), Err(wait));
         if let Some(since) = job.since {
             let until = since.checked_add(PATIENCE).unwrap_or(Timestamp::MAX);
             if until <= now {
@@ -170,7 +161,7 @@ impl Pass {
     }
 
     fn count_reserved(&mut self, job: &Order, nodes: isize) {
-        if let Some(Outcome::Waits(wait)) = self.outcomes.get_mut(job) {
+        if let Some(Err(wait)) = self.outcomes.get_mut(job) {
             wait.reserved_nodes = wait.reserved_nodes.saturating_add_signed(nodes);
         }
     }

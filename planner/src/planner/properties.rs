@@ -17,8 +17,8 @@ const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Node(usize),
-    NodeGone(usize),
+    /// A node appears or disappears.
+    Node(usize, bool),
     /// A job with these nodes and GPUs per node, with or without a priority, or an old one again.
     Job(usize, i32, i32, bool),
     Ask(usize),
@@ -40,8 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
     let ends = prop::sample::select(vec![Phase::Succeeded, Phase::Restarting, Phase::Pending]);
     let job = || 0_usize..3;
     prop_oneof![
-        2 => (0_usize..4).prop_map(Step::Node),
-        1 => (0_usize..4).prop_map(Step::NodeGone),
+        3 => (0_usize..4, prop::bool::weighted(0.7)).prop_map(|(index, exists)| Step::Node(index, exists)),
         4 => (job(), 1_i32..4, 1_i32..=2, any::<bool>())
             .prop_map(|(index, nodes, gpus, class)| Step::Job(index, nodes, gpus, class)),
         8 => job().prop_map(Step::Ask),
@@ -72,13 +71,11 @@ struct World {
 impl World {
     fn take(&mut self, step: Step) {
         match step {
-            Step::Node(index) => {
-                self.nodes.insert(index);
-                self.planner.follow_nodes(&Event::Apply(node(index)));
-            }
-            Step::NodeGone(index) => {
+            Step::Node(index, exists) => {
                 self.nodes.remove(&index);
-                self.planner.follow_nodes(&Event::Delete(node(index)));
+                self.nodes.extend(exists.then_some(index));
+                let event = if exists { Event::Apply } else { Event::Delete };
+                self.planner.follow_nodes(&event(node(index)));
             }
             Step::Job(index, nodes, gpus, has_class) => {
                 if let Some(job) = self.jobs.get(&index).cloned() {
@@ -187,7 +184,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let mut world = World::default();
-        for step in (0..NODES.len()).map(Step::Node).chain(steps) {
+        for step in (0..NODES.len()).map(|index| Step::Node(index, true)).chain(steps) {
             world.take(step);
             prop_assert_eq!(&world.planner.open, &world.open);
             let planner = &mut world.planner;

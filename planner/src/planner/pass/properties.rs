@@ -63,13 +63,11 @@ fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Result<Pla
     for job in queue {
         pass.plan(job, cluster, at(0));
     }
-    let decided = queue
-        .iter()
-        .map(|job| match pass.outcome(&job.order).expect("planned") {
-            Outcome::Fits { placement, reasons } => Ok(placement.clone().explained(&job.request, reasons)),
-            Outcome::Waits(wait) => Err(Unplaceable::new(&job.request, &wait.reasons)),
-        });
-    let decided = decided.collect();
+    let explained = |job: &Waiter| match pass.outcome(&job.order).expect("planned") {
+        Ok((placement, reasons)) => Ok(placement.clone().explained(&job.request, reasons)),
+        Err(wait) => Err(Unplaceable::new(&job.request, &wait.reasons)),
+    };
+    let decided = queue.iter().map(explained).collect();
     (pass, decided)
 }
 
@@ -223,15 +221,15 @@ proptest! {
                 pass.plan(job, &mut cluster, time_of(turn));
             }
             let reserved = match pass.outcome(&large.order) {
-                Some(Outcome::Fits { .. }) => return Ok(()),
-                Some(Outcome::Waits(wait)) => wait.reserved_nodes,
+                Some(Ok(_)) => return Ok(()),
+                Some(Err(wait)) => wait.reserved_nodes,
                 None => 0,
             };
             // Jobs running when nodes were first reserved for it have ended by then.
             prop_assert!(turn < BUSY + PATIENT + SHORT, "it waits forever");
             prop_assert_eq!(reserved, if turn < BUSY + PATIENT { 0 } else { size }, "in turn {}", turn);
             waiting.retain(|order, (job, turns)| match pass.outcome(order) {
-                Some(Outcome::Fits { placement, .. }) => {
+                Some(Ok((placement, _))) => {
                     running.push((job.clone(), placement.nodes.clone(), turn + *turns));
                     false
                 }
