@@ -1,8 +1,6 @@
 use std::collections::BTreeMap;
 
-use crds::labels;
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::*;
 use crate::fixtures;
@@ -19,31 +17,24 @@ fn node(name: &str, gpus: i64, is_ready: bool) -> Node {
     node
 }
 
-/// A foreign pod, or a gang's: of a job's attempt, with a node rank.
+fn key_of(job: usize) -> JobKey {
+    JobKey {
+        namespace: "research".into(),
+        uid: JOBS[job].into(),
+    }
+}
+
+/// A foreign pod, or a gang's: of a job's attempt, with a node rank. Without a node, a gang's is
+/// only pinned.
 fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase: &str) -> Pod {
-    let metadata = match of {
-        None => json!({"name": format!("pod-{name}")}),
-        Some((job, attempt, node_rank)) => json!({
-            "name": format!("pod-{name}"),
-            "ownerReferences": [{
-                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
-                "name": JOBS[job], "uid": JOBS[job],
-            }],
-            "labels": {
-                labels::ATTEMPT: attempt.to_string(), labels::NODE_RANK: node_rank.to_string(),
-                labels::GANG_SIZE: "2",
-            },
-        }),
-    };
-    serde_json::from_value(json!({
-        "metadata": metadata,
-        "spec": {
-            "nodeName": node.map(|node| NODES[node]),
-            "containers": [{"name": "it", "resources": {"requests": {GPU: "1", "cpu": "500m"}}}],
-        },
-        "status": {"phase": phase},
-    }))
-    .expect("a pod")
+    let bound = node.map(|node| NODES[node].to_owned());
+    let pinned = bound.as_deref().unwrap_or("a");
+    let (job, attempt, node_rank) = of.unwrap_or_default();
+    let mut pod = fixtures::member(&key_of(job), attempt, node_rank, pinned, phase);
+    pod.metadata.name = Some(format!("pod-{name}"));
+    pod.metadata.owner_references = pod.metadata.owner_references.filter(|_| of.is_some());
+    pod.spec.as_mut().expect("a spec").node_name = bound;
+    pod
 }
 
 fn promise(job: JobKey, attempt: i32, nodes: &[usize]) -> Promise {
@@ -77,11 +68,10 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(name, of, node, phase)| Step::Pod(name, pod(name, of, node, phase).into())),
         (0_usize..4).prop_map(Step::PodGone),
         (0_usize..2, prop::option::of(attempt)).prop_map(|(job, what)| {
-            let key = JobKey {
-                namespace: String::new(),
-                uid: JOBS[job].into(),
-            };
-            Step::Promise(job, what.map(|(attempt, nodes)| promise(key, attempt, &nodes)))
+            Step::Promise(
+                job,
+                what.map(|(attempt, nodes)| promise(key_of(job), attempt, &nodes)),
+            )
         }),
         (0_usize..3, 0_usize..4).prop_map(|(node, pod)| Step::Relist(node, pod)),
     ]
