@@ -41,7 +41,7 @@ pub(crate) fn count(inventory: &Inventory, resources: &BTreeSet<&str>) -> GpuCou
             let Some(amount) = node.resources.get(*resource).filter(|amount| amount.capacity > 0) else {
                 continue;
             };
-            let product = match node.labels.gpus().product() {
+            let product = match node.labels.gpus.product.as_str() {
                 "" => UNKNOWN_PRODUCT,
                 product => product,
             };

@@ -39,7 +39,7 @@ const NVIDIA_DRIVER: [&str; 2] = [
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct GpuLabels {
     /// Empty if no label names it.
-    pub(crate) product: String,
+    pub product: String,
     pub(crate) product_label: &'static str,
     pub(crate) memory_mebibytes: Option<i64>,
     pub(crate) driver_major: Option<String>,
@@ -53,11 +53,6 @@ pub struct GpuLabels {
 }
 
 impl GpuLabels {
-    /// The product; empty if no label names it.
-    pub fn product(&self) -> &str {
-        &self.product
-    }
-
     pub(crate) fn read(labels: &BTreeMap<String, String>) -> Self {
         let value = |label: &str| Some(labels.get(label)?.as_str()).filter(|value| !value.is_empty());
         let number = |label: &str| value(label)?.parse::<i64>().ok();

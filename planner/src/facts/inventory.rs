@@ -37,9 +37,10 @@ pub struct NodeFacts {
 /// A node's labels, and the GPUs that they describe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeLabels {
-    values: BTreeMap<String, String>,
-    /// Shared by nodes with the same GPUs.
-    gpus: Arc<GpuLabels>,
+    /// By key.
+    pub values: BTreeMap<String, String>,
+    /// Its GPUs by its labels. Shared by nodes with the same GPUs.
+    pub gpus: Arc<GpuLabels>,
 }
 
 impl NodeLabels {
@@ -48,15 +49,6 @@ impl NodeLabels {
             gpus: shared.kind(GpuLabels::read(&values)),
             values,
         }
-    }
-
-    pub(crate) fn values(&self) -> &BTreeMap<String, String> {
-        &self.values
-    }
-
-    /// Its GPUs by its labels.
-    pub fn gpus(&self) -> &GpuLabels {
-        &self.gpus
     }
 }
 

@@ -80,8 +80,8 @@ pub(crate) fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
 /// The group of a node's GPUs, if it has any. The product is empty if no label names it.
 pub fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
     let capacity = gpus(node, shape).capacity;
-    let gpu_labels = node.labels.gpus();
-    let label = |key: &String| node.labels.values().get(key).cloned().unwrap_or_default();
+    let gpu_labels = &*node.labels.gpus;
+    let label = |key: &String| node.labels.values.get(key).cloned().unwrap_or_default();
     (capacity > 0).then(|| GpuGroup {
         product: gpu_labels.product.clone(),
         product_label: gpu_labels.product_label.into(),
@@ -101,8 +101,8 @@ pub fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
 
 /// Whether a node's GPUs belong to a group: [`group_of`] without building it.
 pub fn is_of(group: &GpuGroup, node: &NodeFacts, shape: &Shape) -> bool {
-    let gpu_labels = node.labels.gpus();
-    let label = |key: &str| node.labels.values().get(key).map_or("", String::as_str);
+    let gpu_labels = &*node.labels.gpus;
+    let label = |key: &str| node.labels.values.get(key).map_or("", String::as_str);
     group.gpus_per_node == gpus(node, shape).capacity
         && group.product == gpu_labels.product
         && group.product_label == gpu_labels.product_label
@@ -171,8 +171,8 @@ pub fn refusal(name: &str, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
 /// Why a node would not fit a pod of the gang even if it were empty.
 fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Option<Refusal> {
     let rules = &shape.rules;
-    let labels = node.labels.values();
-    let gpu_labels = node.labels.gpus();
+    let labels = &node.labels.values;
+    let gpu_labels = &*node.labels.gpus;
     let lacks_key = || matches!(&rules.required_topology, Some(key) if !labels.contains_key(key));
     let has_other = || matches!(&shape.required_group, Some(group) if !is_of(group, node, shape));
     let is_tainted = |taint| !is_tolerated(taint, &shape.tolerations);

@@ -117,7 +117,7 @@ impl Group {
             free: *free,
             name,
             group,
-            labels: labels.values(),
+            labels: &labels.values,
         })
     }
 }

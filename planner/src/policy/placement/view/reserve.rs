@@ -57,7 +57,7 @@ impl View {
     /// The value of the required topology key.
     fn domain<'a>(&self, labels: &'a NodeLabels) -> Option<&'a str> {
         let key = self.shape.rules.required_topology.as_ref()?;
-        labels.values().get(key).map(String::as_str)
+        labels.values.get(key).map(String::as_str)
     }
 }
 
