@@ -253,17 +253,6 @@ fn one_pass_serves_all_rounds_until_something_changes() {
 }
 
 #[test]
-fn an_elastic_job_takes_the_greatest_of_its_sizes_that_fits() {
-    let mut planner = planner(&["a", "b", "c"]);
-    planner.send(&[&elastic("elastic", 1, 2, 4)]);
-    // Three nodes cannot share its 32 images evenly.
-    assert_eq!(planner.nodes_for("elastic"), "a b");
-    planner.release_open(&uid("elastic"), 0);
-    planner.add_nodes(&["d"], "Tesla-T4");
-    assert_eq!(planner.nodes_for("elastic"), "a b c d");
-}
-
-#[test]
 fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
     let nodes = ["a", "b", "c", "d"];
     let slow_on_b = |is_avoided| {

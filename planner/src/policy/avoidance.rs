@@ -65,9 +65,7 @@ fn slow_nodes(status: &ViTTrainingJobStatus) -> BTreeSet<&String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::inventory::Inventory;
     use crate::fixtures;
-    use crate::policy::placement::place;
 
     /// The shapes of a job whose gang of two was slow on `a` and failed on `b`.
     fn shapes(exclude_stragglers: bool, exclude_failed_nodes: bool) -> Vec<Arc<Shape>> {
@@ -97,18 +95,5 @@ mod tests {
         assert_eq!(avoided(&shapes(true, false)), [["a"]]);
         assert_eq!(avoided(&shapes(false, true)), [["b"]]);
         assert_eq!(avoided(&shapes(true, true)), [vec!["a", "b"], vec!["b"]]);
-    }
-
-    #[test]
-    fn what_is_avoided_is_a_counted_reason() {
-        let shape = shapes(true, true).swap_remove(0);
-        let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
-        let request = GangRequest::fixed(2, &shape);
-        let refused = place(&request, &Inventory::of(nodes)).expect_err("does not fit");
-        assert_eq!(
-            refused.message,
-            "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, \
-             1 node where attempts of this job failed (b), 1 node where a rank of this job was slow (a)"
-        );
     }
 }

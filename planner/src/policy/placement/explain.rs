@@ -132,14 +132,9 @@ impl Reasons {
 
 /// All reasons in one message, for a gang that fits nowhere.
 pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
-    let Shape {
-        gpus_per_node,
-        gpu_resource,
-        rules,
-        ..
-    } = &*request.shape;
+    let Shape { gpu_resource, .. } = &*request.shape;
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
-    let identical = match rules.homogeneity {
+    let identical = match request.shape.rules.homogeneity {
         Homogeneity::Required => "identical ",
         Homogeneity::Preferred | Homogeneity::Off => "",
     };
@@ -155,8 +150,8 @@ pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[Reje
         groups.push(format!("and {} more groups", reasons.0.len() - GROUPS_IN_MESSAGE));
     }
     let nodes = format!("{}{}", request.nodes, up_to.unwrap_or_default());
-    let groups = groups.join("; ");
-    format!("needs {nodes} x {gpus_per_node} {identical}{gpu_resource}: {groups}")
+    let pod = format!("{} {identical}{gpu_resource}", request.shape.gpus_per_node);
+    format!("needs {nodes} x {pod}: {}", groups.join("; "))
 }
 
 fn count(number: usize, noun: &str) -> String {

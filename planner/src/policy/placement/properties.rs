@@ -14,7 +14,7 @@ use crate::policy::node_fit::{Verdict, verdict};
 use crate::policy::request::Shape;
 
 fn label<'a>(node: &'a NodeFacts, key: &str) -> &'a str {
-    node.labels.values().get(key).map_or("", String::as_str)
+    node.labels.values.get(key).map_or("", String::as_str)
 }
 
 fn product(node: &NodeFacts) -> (&str, &str) {
@@ -176,33 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_gang_gets_exactly_its_size_of_like_gpus_on_fitting_nodes(inventory in any_cluster(), request in gang()) {
-        let shape = &request.shape;
-        if let Ok(placement) = place(&request, &inventory) {
-            let distinct: BTreeSet<_> = placement.nodes.iter().collect();
-            prop_assert_eq!((placement.nodes.len(), distinct.len()), (request.nodes, request.nodes));
-            let mut kinds: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-            let mut domains = BTreeSet::new();
-            for name in &placement.nodes {
-                let node = &inventory.nodes[name];
-                prop_assert!(fits(name, node, shape), "{:?}", node);
-                *kinds.entry(kind(node, shape).expect("GPUs")).or_default() += 1;
-                domains.extend(shape.rules.required_topology.iter().map(|key| label(node, key)));
-            }
-            prop_assert!(domains.len() <= 1);
-            let mut found: Vec<(&str, usize)> = kinds.iter().map(|(kind, count)| (kind[1].as_str(), *count)).collect();
-            let mut recorded: Vec<(&str, usize)> = match &placement.gpus {
-                Gpus::Identical(group) => vec![(group.product.as_str(), request.nodes)],
-                Gpus::Mixed(groups) => groups.iter().map(|(group, count)| (group.product.as_str(), *count)).collect(),
-            };
-            found.sort_unstable();
-            recorded.sort_unstable();
-            prop_assert_eq!(found, recorded);
-        }
-    }
-
-    #[test]
-    fn a_gang_is_placed_if_and_only_if_it_fits(
+    fn a_gang_is_placed_if_and_only_if_it_fits_on_its_number_of_like_gpus(
         mut inventory in any_cluster(),
         request in gang(),
         reserved in prop::collection::vec(0_usize..24, 0..4),
@@ -216,17 +190,37 @@ proptest! {
         let (like, most) = largest(&count(&inventory, shape, fits), shape);
         let placed = place(&request, &inventory);
         prop_assert_eq!(placed.is_ok(), most >= request.nodes);
-        match placed {
-            Ok(placement) if shape.rules.homogeneity == Homogeneity::Preferred && like >= request.nodes => {
-                prop_assert!(matches!(placement.gpus, Gpus::Identical(_)));
-            }
-            Ok(_) => {}
+        let placement = match placed {
+            Ok(placement) => placement,
             Err(unplaceable) => {
                 let counted: i32 = unplaceable.rejected.iter().map(|group| group.nodes).sum();
                 let with_gpus = inventory.nodes.values().filter(|node| node.resources.contains_key(GPU));
                 prop_assert_eq!(usize::try_from(counted).expect("a count"), with_gpus.count());
+                return Ok(());
             }
+        };
+        let distinct: BTreeSet<_> = placement.nodes.iter().collect();
+        prop_assert_eq!((placement.nodes.len(), distinct.len()), (request.nodes, request.nodes));
+        let mut kinds: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+        let mut domains = BTreeSet::new();
+        for name in &placement.nodes {
+            let node = &inventory.nodes[name];
+            prop_assert!(fits(name, node, shape), "{:?}", node);
+            *kinds.entry(kind(node, shape).expect("GPUs")).or_default() += 1;
+            domains.extend(shape.rules.required_topology.iter().map(|key| label(node, key)));
         }
+        prop_assert!(domains.len() <= 1);
+        let mut found: Vec<(&str, usize)> = kinds.iter().map(|(kind, count)| (&*kind[1], *count)).collect();
+        let mut recorded: Vec<(&str, usize)> = match &placement.gpus {
+            Gpus::Identical(group) => vec![(&group.product, request.nodes)],
+            Gpus::Mixed(groups) => {
+                prop_assert!(shape.rules.homogeneity != Homogeneity::Preferred || like < request.nodes);
+                groups.iter().map(|(group, count)| (&*group.product, *count)).collect()
+            }
+        };
+        found.sort_unstable();
+        recorded.sort_unstable();
+        prop_assert_eq!(found, recorded);
     }
 
     #[test]

@@ -190,8 +190,8 @@ fn rules() -> impl Strategy<Value = PlacementRules> {
 
 fn toleration() -> impl Strategy<Value = Toleration> {
     select(&TOLERATIONS[..]).prop_map(|fields| {
-        let [key, operator, value, effect] =
-            fields.map(|field| Some(field.to_owned()).filter(|field| !field.is_empty()));
+        let field = |field: &str| Some(field.to_owned()).filter(|field| !field.is_empty());
+        let [key, operator, value, effect] = fields.map(field);
         Toleration {
             key,
             operator,

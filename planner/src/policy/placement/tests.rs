@@ -7,7 +7,7 @@ use crate::facts::inventory::Inventory;
 use crate::facts::resources::{HOST_PORTS, Holder, PODS};
 use crate::fixtures;
 use crate::policy::node_fit::{Refusal, Verdict, verdict};
-use crate::policy::request::Shape;
+use crate::policy::request::{Avoidance, Shape};
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -131,38 +131,44 @@ fn every_reason_refuses_a_node_and_is_named() {
             ..Taint::default()
         }]);
     }
-    let cases: [(&str, Change); 22] = [
+    let cases: [(&str, Change); 24] = [
         ("not named", |_, shape| shape.rules.nodes = one("b")),
         ("excluded", |_, shape| shape.rules.exclude_nodes = one("a")),
+        ("where attempts of this job failed", |_, shape| {
+            shape.avoided = [("a".into(), Avoidance::FailedBefore)].into();
+        }),
+        ("where a rank of this job was slow", |_, shape| {
+            shape.avoided = [("a".into(), Avoidance::WasSlow)].into();
+        }),
         ("the labels of workers.nodeSelector", |_, shape| {
             shape.node_selector = [("zone".into(), "x".into())].into();
         }),
         ("names the GPU product", |node, _| node.metadata.labels = None),
         ("gpu.products", |_, shape| {
-            shape.rules.products = one("NVIDIA-H200")
+            shape.rules.products = one("NVIDIA-H200");
         }),
         ("other GPUs", |_, shape| {
-            shape.required_group = Some(GpuGroup::default())
+            shape.required_group = Some(GpuGroup::default());
         }),
         ("the GPU memory", |_, shape| {
-            shape.rules.min_memory_mebibytes = Some(1)
+            shape.rules.min_memory_mebibytes = Some(1);
         }),
         ("with less GPU memory", |node, shape| {
             set_label(node, "nvidia.com/gpu.memory", "15360");
             shape.rules.min_memory_mebibytes = Some(16_000);
         }),
         ("shared", |node, _| {
-            set_label(node, "nvidia.com/gpu.product", "T4-SHARED")
+            set_label(node, "nvidia.com/gpu.product", "T4-SHARED");
         }),
         ("shared", |node, _| {
-            set_label(node, "nvidia.com/gpu.product", "A100-MIG-1g")
+            set_label(node, "nvidia.com/gpu.product", "A100-MIG-1g");
         }),
         ("shared", |node, _| set_label(node, STRATEGY, "time-slicing")),
         ("shared", |node, _| {
-            set_label(node, "nvidia.com/gpu.replicas", "4")
+            set_label(node, "nvidia.com/gpu.replicas", "4");
         }),
         ("several models", |node, _| {
-            set_label(node, "nvidia.com/gpu.count", "1")
+            set_label(node, "nvidia.com/gpu.count", "1");
         }),
         ("fewer GPUs", |_, shape| shape.gpus_per_node = 4),
         ("not ready", |node, _| status(node).conditions = None),
