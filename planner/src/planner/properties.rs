@@ -90,13 +90,14 @@ impl World {
                 self.send(index, job);
             }
             Step::Ask(index) => {
+                let is_outdated = self.open.contains_key(&uid(index)) || !self.jobs.contains_key(&index);
                 let decision = self.planner.place(&uid(index), self.attempt(index) + 1, at(100));
                 if let Decision::Placed(placement) = decision {
                     let promise = self.planner.open[&uid(index)].clone();
                     assert_eq!(promise.nodes, placement.nodes);
-                    let earlier = self.open.insert(uid(index), promise);
-                    assert_eq!(earlier, None, "the last promise may have been recorded");
-                } else if !self.jobs.contains_key(&index) {
+                    assert!(!is_outdated, "the last promise may have been recorded");
+                    self.open.insert(uid(index), promise);
+                } else if is_outdated {
                     assert_eq!(decision, Decision::Outdated);
                 }
             }
