@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use study::{Measured, PointResult, Spread};
+use study::{PointResult, Spread};
 
 use super::notes::notes;
 use super::{Report, figures, models};
@@ -17,220 +17,97 @@ pub(super) struct Column {
     scale: f64,
     /// Decimal places in other tables.
     digits: usize,
-    value: fn(&Measured) -> Option<Spread>,
+}
+
+const fn column(key: &'static str, title: &'static str, scale: f64, digits: usize) -> Column {
+    Column {
+        key,
+        title,
+        scale,
+        digits,
+    }
 }
 
 const COLUMNS: [Column; 28] = [
-    Column {
-        key: "imagesPerSecond",
-        title: "images/s",
-        scale: 1.0,
-        digits: 1,
-        value: |m| Some(m.images_per_second),
-    },
-    Column {
-        key: "flopsPerRank",
-        title: "TFLOP/s per rank",
-        scale: 1e-12,
-        digits: 2,
-        value: |m| Some(m.flops_per_rank),
-    },
-    Column {
-        key: "mfu",
-        title: "MFU, %",
-        scale: 1e2,
-        digits: 1,
-        value: |m| m.mfu,
-    },
-    Column {
-        key: "stepSeconds",
-        title: "step, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| Some(m.step_seconds),
-    },
-    Column {
-        key: "computeSeconds",
-        title: "compute, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.compute_seconds),
-    },
-    Column {
-        key: "meanComputeSeconds",
-        title: "compute, mean rank, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.mean_compute_seconds,
-    },
-    Column {
-        key: "slowestComputeSeconds",
-        title: "compute, slowest rank, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.slowest_compute_seconds,
-    },
-    Column {
-        key: "dataSeconds",
-        title: "data, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.data_seconds),
-    },
-    Column {
-        key: "forwardSeconds",
-        title: "forward, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.forward_seconds),
-    },
-    Column {
-        key: "backwardSeconds",
-        title: "backward, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.backward_seconds),
-    },
-    Column {
-        key: "optimizerSeconds",
-        title: "optimizer, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.optimizer_seconds),
-    },
-    Column {
-        key: "exposedSeconds",
-        title: "exposed, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.exposed_seconds),
-    },
-    Column {
-        key: "stragglerSeconds",
-        title: "straggler, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.straggler_seconds),
-    },
-    Column {
-        key: "communicationSeconds",
-        title: "communication, ms",
-        scale: 1e3,
-        digits: 1,
-        value: |m| m.if_attributed(m.communication_seconds),
-    },
-    Column {
-        key: "epochSeconds",
-        title: "epoch, s",
-        scale: 1.0,
-        digits: 2,
-        value: |m| Some(m.epoch_seconds),
-    },
-    Column {
-        key: "meanEpochSeconds",
-        title: "epoch with warm-up, s",
-        scale: 1.0,
-        digits: 2,
-        value: |m| Some(m.mean_epoch_seconds),
-    },
-    Column {
-        key: "efficiency",
-        title: "efficiency, %",
-        scale: 1e2,
-        digits: 1,
-        value: |m| m.efficiency,
-    },
-    Column {
-        key: "fixedBatchImagesPerSecond",
-        title: "images/s, fixed batch",
-        scale: 1.0,
-        digits: 1,
-        value: |m| m.fixed_batch_images_per_second,
-    },
-    Column {
-        key: "rankHoursPerMillionImages",
-        title: "rank-hours per million images",
-        scale: 1.0,
-        digits: 3,
-        value: |m| Some(m.rank_hours_per_million_images),
-    },
-    Column {
-        key: "trainLoss",
-        title: "train loss",
-        scale: 1.0,
-        digits: 3,
-        value: |m| Some(m.epochs.last()?.loss),
-    },
-    Column {
-        key: "trainAccuracy",
-        title: "train accuracy, %",
-        scale: 1e2,
-        digits: 1,
-        value: |m| Some(m.train_accuracy),
-    },
-    Column {
-        key: "validationAccuracy",
-        title: "held-out accuracy, %",
-        scale: 1e2,
-        digits: 1,
-        value: |m| m.validation_accuracy,
-    },
-    Column {
-        key: "memoryBytes",
-        title: "memory, MB",
-        scale: 1e-6,
-        digits: 0,
-        value: |m| m.memory_bytes,
-    },
-    Column {
-        key: "gpuUtilization",
-        title: "GPU load, %",
-        scale: 1e2,
-        digits: 0,
-        value: |m| m.gpu.as_ref()?.utilization,
-    },
-    Column {
-        key: "gpuMemoryUsedBytes",
-        title: "GPU memory, MB",
-        scale: 1e-6,
-        digits: 0,
-        value: |m| m.gpu.as_ref()?.memory_used_bytes,
-    },
-    Column {
-        key: "gpuTemperatureCelsius",
-        title: "GPU, °C",
-        scale: 1.0,
-        digits: 0,
-        value: |m| m.gpu.as_ref()?.temperature_celsius,
-    },
-    Column {
-        key: "gpuPowerWatts",
-        title: "GPU, W",
-        scale: 1.0,
-        digits: 0,
-        value: |m| m.gpu.as_ref()?.power_watts,
-    },
-    Column {
-        key: "gpuThrottled",
-        title: "GPU throttled, %",
-        scale: 1e2,
-        digits: 0,
-        value: |m| m.gpu.as_ref()?.throttled,
-    },
+    column("imagesPerSecond", "images/s", 1.0, 1),
+    column("flopsPerRank", "TFLOP/s per rank", 1e-12, 2),
+    column("mfu", "MFU, %", 1e2, 1),
+    column("stepSeconds", "step, ms", 1e3, 1),
+    column("computeSeconds", "compute, ms", 1e3, 1),
+    column("meanComputeSeconds", "compute, mean rank, ms", 1e3, 1),
+    column("slowestComputeSeconds", "compute, slowest rank, ms", 1e3, 1),
+    column("dataSeconds", "data, ms", 1e3, 1),
+    column("forwardSeconds", "forward, ms", 1e3, 1),
+    column("backwardSeconds", "backward, ms", 1e3, 1),
+    column("optimizerSeconds", "optimizer, ms", 1e3, 1),
+    column("exposedSeconds", "exposed, ms", 1e3, 1),
+    column("stragglerSeconds", "straggler, ms", 1e3, 1),
+    column("communicationSeconds", "communication, ms", 1e3, 1),
+    column("epochSeconds", "epoch, s", 1.0, 2),
+    column("meanEpochSeconds", "epoch with warm-up, s", 1.0, 2),
+    column("efficiency", "efficiency, %", 1e2, 1),
+    column("fixedBatchImagesPerSecond", "images/s, fixed batch", 1.0, 1),
+    column(
+        "rankHoursPerMillionImages",
+        "rank-hours per million images",
+        1.0,
+        3,
+    ),
+    column("trainLoss", "train loss", 1.0, 3),
+    column("trainAccuracy", "train accuracy, %", 1e2, 1),
+    column("validationAccuracy", "held-out accuracy, %", 1e2, 1),
+    column("memoryBytes", "memory, MB", 1e-6, 0),
+    column("gpuUtilization", "GPU load, %", 1e2, 0),
+    column("gpuMemoryUsedBytes", "GPU memory, MB", 1e-6, 0),
+    column("gpuTemperatureCelsius", "GPU, °C", 1.0, 0),
+    column("gpuPowerWatts", "GPU, W", 1.0, 0),
+    column("gpuThrottled", "GPU throttled, %", 1e2, 0),
 ];
 
 /// The columns for which any of these points has a value.
 pub(super) fn columns(points: &[PointResult]) -> Vec<&'static Column> {
-    let has_value = |column: &Column| {
-        points
-            .iter()
-            .filter_map(|point| point.measured.as_ref())
-            .any(|measured| (column.value)(measured).is_some())
-    };
-    COLUMNS.iter().filter(|column| has_value(column)).collect()
+    let columns = COLUMNS.iter();
+    columns
+        .filter(|column| points.iter().any(|point| column.value(point).is_some()))
+        .collect()
 }
 
 impl Column {
+    fn value(&self, point: &PointResult) -> Option<Spread> {
+        let m = point.measured.as_ref()?;
+        match self.key {
+            "imagesPerSecond" => Some(m.images_per_second),
+            "flopsPerRank" => Some(m.flops_per_rank),
+            "mfu" => m.mfu,
+            "stepSeconds" => Some(m.step_seconds),
+            "computeSeconds" => m.if_attributed(m.compute_seconds),
+            "meanComputeSeconds" => m.mean_compute_seconds,
+            "slowestComputeSeconds" => m.slowest_compute_seconds,
+            "dataSeconds" => m.if_attributed(m.data_seconds),
+            "forwardSeconds" => m.if_attributed(m.forward_seconds),
+            "backwardSeconds" => m.if_attributed(m.backward_seconds),
+            "optimizerSeconds" => m.if_attributed(m.optimizer_seconds),
+            "exposedSeconds" => m.if_attributed(m.exposed_seconds),
+            "stragglerSeconds" => m.if_attributed(m.straggler_seconds),
+            "communicationSeconds" => m.if_attributed(m.communication_seconds),
+            "epochSeconds" => Some(m.epoch_seconds),
+            "meanEpochSeconds" => Some(m.mean_epoch_seconds),
+            "efficiency" => m.efficiency,
+            "fixedBatchImagesPerSecond" => m.fixed_batch_images_per_second,
+            "rankHoursPerMillionImages" => Some(m.rank_hours_per_million_images),
+            "trainLoss" => Some(m.epochs.last()?.loss),
+            "trainAccuracy" => Some(m.train_accuracy),
+            "validationAccuracy" => m.validation_accuracy,
+            "memoryBytes" => m.memory_bytes,
+            "gpuUtilization" => m.gpu.as_ref()?.utilization,
+            "gpuMemoryUsedBytes" => m.gpu.as_ref()?.memory_used_bytes,
+            "gpuTemperatureCelsius" => m.gpu.as_ref()?.temperature_celsius,
+            "gpuPowerWatts" => m.gpu.as_ref()?.power_watts,
+            "gpuThrottled" => m.gpu.as_ref()?.throttled,
+            key => unreachable!("{key} is not a column"),
+        }
+    }
+
     /// The median, with minimum and maximum if they differ.
     pub(super) fn text(&self, point: &PointResult) -> String {
         match self.parts(point) {
@@ -241,7 +118,7 @@ impl Column {
 
     /// The median; minimum and maximum if they differ.
     pub(super) fn parts(&self, point: &PointResult) -> (String, Option<String>) {
-        let Some(spread) = point.measured.as_ref().and_then(self.value) else {
+        let Some(spread) = self.value(point) else {
             return (String::new(), None);
         };
         let number = |value: f64| format!("{:.*}", self.digits, value * self.scale);
@@ -300,7 +177,7 @@ pub(super) fn csv(points: &[PointResult]) -> String {
     for point in points {
         let place = place(point).map(|(_, value)| value);
         let values = COLUMNS.iter().flat_map(|column| {
-            let spread = point.measured.as_ref().and_then(column.value);
+            let spread = column.value(point);
             [|s: Spread| s.median, |s: Spread| s.least, |s: Spread| s.most]
                 .map(|part| spread.map(|spread| part(spread).to_string()).unwrap_or_default())
         });
