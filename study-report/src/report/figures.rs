@@ -220,10 +220,6 @@ pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
     figures.extend(rates(&grid));
     if grid.is_over_ranks() {
         figures.extend(speedups(&grid));
-        figures.extend(efficiencies(&grid));
-    }
-    if grid.mode == Mode::Variants {
-        figures.extend(memory(&grid));
     }
     if grid.is_over_ranks() || grid.mode == Mode::Variants {
         figures.extend(operations(&grid));
@@ -311,23 +307,10 @@ fn speedups(grid: &Grid<'_>) -> Vec<Figure> {
     Figure::from_medians(title, caption, &grid.axes("speedup"), series, Some(&grid.ranks()))
 }
 
-fn efficiencies(grid: &Grid<'_>) -> Vec<Figure> {
-    let series = grid.values(|measured| measured.efficiency.map(percent));
-    let caption = "Speedup per rank. Dashed: ideal scaling.";
-    let ideal = vec![100.0; grid.categories.len()];
-    Figure::from_medians("Efficiency", caption, &grid.axes("percent"), series, Some(&ideal))
-}
-
 fn operations(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| Some(measured.flops_per_rank.times(1e-12)));
     let caption = "Floating-point operations of the model, without recomputation.";
     Figure::from_medians("TFLOP/s per rank", caption, &grid.axes("TFLOP/s"), series, None)
-}
-
-fn memory(grid: &Grid<'_>) -> Vec<Figure> {
-    let series = grid.values(|measured| measured.memory_bytes.map(|bytes| bytes.times(1e-6)));
-    let caption = "Peak memory of rank 0: tensors on its GPU, or its whole process on CPUs.";
-    Figure::from_medians("Memory", caption, &grid.axes("megabytes"), series, None)
 }
 
 fn percent(share: Spread) -> Spread {

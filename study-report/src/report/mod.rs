@@ -134,8 +134,8 @@ mod tests {
         }
         assert!(page.contains("2 x &lt;CPU&gt;") && page.contains("slow &amp; late"));
         // Per sweep: parts, rates, accuracy, and two accuracies and the loss over epochs. Over ranks also
-        // speedup, efficiency and operations, over variants memory and operations. One chart of predictions.
-        assert_eq!(page.matches("<svg").count(), 9 + 6 + 8 + 1);
+        // speedup and operations, over variants operations.
+        assert_eq!(page.matches("<svg").count(), 8 + 6 + 7);
         for note in [
             "The global batch grows from 16 to 64 images",
             "2 ranks train 105.5 images/s, and 107.0 with the global batch of the fewest ranks",

@@ -1,9 +1,6 @@
 //! Cost models and predictions as text and tables.
 
-use study::Spread;
-
-use super::charts::{Axes, Series};
-use super::figures::{Figure, counted};
+use super::figures::counted;
 use crate::forecast::{Errors, Forecast, HeldOut, Prediction};
 use crate::model::Sizes;
 
@@ -131,35 +128,6 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
         format!("{:.1}", prediction.efficiency * 1e2),
     ];
     row(&prediction.sizes, values)
-}
-
-/// Predicted efficiency by ranks.
-pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
-    let mut predictions: Vec<&Prediction> = forecast.predictions.iter().collect();
-    predictions.sort_by_key(|prediction| prediction.sizes.ranks);
-    if predictions.len() < 2 {
-        return vec![];
-    }
-    let percent = predictions
-        .iter()
-        .map(|prediction| Spread::of([prediction.efficiency * 1e2]));
-    let series = vec![Series {
-        name: "model".into(),
-        values: percent.collect(),
-    }];
-    let ranks = predictions
-        .iter()
-        .map(|prediction| prediction.sizes.ranks.to_string());
-    let categories: Vec<String> = ranks.collect();
-    let axes = Axes {
-        categories: &categories,
-        x: "ranks",
-        y: "percent",
-        are_ordered: true,
-    };
-    let caption = "Images per second and rank, relative to a single rank. Dashed: the constant step.";
-    let constant = vec![100.0; categories.len()];
-    Figure::from_medians("Predicted efficiency", caption, &axes, series, Some(&constant))
 }
 
 /// Formats with three significant digits, up to 1000.

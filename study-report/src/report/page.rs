@@ -103,7 +103,6 @@ fn models(report: &Report) -> Markup {
             h3.model { (forecast.name) }
             p { (models::costs(forecast)) }
             @for sentence in models::findings(forecast) { p { (sentence) } }
-            div.figures { @for figure in models::efficiencies(forecast) { (picture(&figure)) } }
             @for table in models::tables(forecast) {
                 p.muted { (table.title) }
                 div.scroll {
