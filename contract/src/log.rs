@@ -8,51 +8,13 @@ use crate::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds, RankSeconds};
 /// What is wrong with a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// A line is not a trainer's record.
-    #[error("line {line} of the log is not a valid record: {reason}")]
+    /// A line is not a valid record, or training diverged.
+    #[error("line {line} of the log {reason}")]
     Line {
         /// From 1.
         line: usize,
-        /// The parser's error.
-        reason: serde_json::Error,
-    },
-    /// A line covers more steps than were trained.
-    #[error("line {line} of the log has steps {steps} and step {step}: steps must be at most step")]
-    Steps {
-        /// From 1.
-        line: usize,
-        /// Steps of the line.
-        steps: u64,
-        /// The last of them.
-        step: u64,
-    },
-    /// The mean step time of a line is not positive.
-    #[error(
-        "line {line} of the log has stepSeconds {seconds}: must be above 0, the mean of its steps in seconds"
-    )]
-    StepSeconds {
-        /// From 1.
-        line: usize,
-        /// Mean seconds of a step.
-        seconds: f64,
-    },
-    /// No ranks, or no images.
-    #[error(
-        "line {line} of the log has worldSize {world_size} and globalBatchSize {global_batch_size}: both must be at least 1"
-    )]
-    Sizes {
-        /// From 1.
-        line: usize,
-        /// Number of ranks.
-        world_size: u32,
-        /// Images per step.
-        global_batch_size: u64,
-    },
-    /// Training diverged.
-    #[error("line {line} of the log has a loss that is not a finite number: training diverged")]
-    Diverged {
-        /// From 1.
-        line: usize,
+        /// What is wrong with it.
+        reason: String,
     },
     /// Training has not started.
     #[error("the log has no line of kind start: training has not started")]
@@ -145,6 +107,31 @@ impl LogRecord {
             serde_json::from_str(&line)
         })
     }
+
+    /// Why a run with this record has no measurement.
+    fn fault(&self) -> Option<String> {
+        match self {
+            Self::Start {
+                world_size: ranks,
+                global_batch_size: images,
+                ..
+            } if *ranks == 0 || *images == 0 => Some(format!(
+                "has worldSize {ranks} and globalBatchSize {images}: both must be at least 1"
+            )),
+            Self::Train(line) if line.count > line.step => Some(format!(
+                "has steps {} and step {}: steps must be at most step",
+                line.count, line.step
+            )),
+            Self::Train(line) if line.step_seconds <= 0.0 => Some(format!(
+                "has stepSeconds {}: must be above 0, the mean of its steps in seconds",
+                line.step_seconds
+            )),
+            Self::Train(line) if line.loss.is_none() => {
+                Some("has a loss that is not a finite number: training diverged".into())
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Means over some steps of one epoch.
@@ -199,39 +186,17 @@ pub fn read_log(text: &str, warmup: u32) -> Result<Measurement, LogError> {
         if line.trim().is_empty() {
             continue;
         }
-        let record = LogRecord::parse(line).map_err(|reason| LogError::Line {
+        let invalid = |reason| LogError::Line {
             line: number + 1,
             reason,
-        })?;
+        };
+        let record = LogRecord::parse(line);
+        let record = record.map_err(|error| invalid(format!("is not a valid record: {error}")))?;
+        if let Some(reason) = record.fault() {
+            return Err(invalid(reason));
+        }
         match record {
-            LogRecord::Start {
-                world_size,
-                global_batch_size,
-                ..
-            } if world_size == 0 || global_batch_size == 0 => {
-                return Err(LogError::Sizes {
-                    line: number + 1,
-                    world_size,
-                    global_batch_size,
-                });
-            }
             LogRecord::Start { .. } => starts.push(record),
-            LogRecord::Train(steps) if steps.count > steps.step => {
-                return Err(LogError::Steps {
-                    line: number + 1,
-                    steps: steps.count,
-                    step: steps.step,
-                });
-            }
-            LogRecord::Train(steps) if steps.step_seconds <= 0.0 => {
-                return Err(LogError::StepSeconds {
-                    line: number + 1,
-                    seconds: steps.step_seconds,
-                });
-            }
-            LogRecord::Train(steps) if steps.loss.is_none() => {
-                return Err(LogError::Diverged { line: number + 1 });
-            }
             LogRecord::Train(steps) => lines.push(*steps),
             LogRecord::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
             LogRecord::Shares {} | LogRecord::Checkpoint { .. } | LogRecord::Activity { .. } => {}
@@ -264,63 +229,59 @@ pub fn read_log(text: &str, warmup: u32) -> Result<Measurement, LogError> {
         .iter()
         .filter(|line| line.step - line.count >= warmup)
         .collect();
-    let steps: u64 = measured.iter().map(|line| line.count).sum();
-    if steps == 0 {
-        return Err(LogError::OnlyWarmup {
+    let over = |value: fn(&LoggedSteps) -> f64| {
+        let values = measured.iter().map(|line| (value(line), line.count));
+        mean(values).ok_or(LogError::OnlyWarmup {
             total: total_steps,
             warmup,
-        });
-    }
-    let mean = |value: &dyn Fn(&LoggedSteps) -> f64| {
-        measured
-            .iter()
-            .map(|line| value(line) * line.count as f64)
-            .sum::<f64>()
-            / steps as f64
+        })
     };
-    let step_seconds = mean(&|line| line.step_seconds);
-    let on_device = lines
-        .iter()
-        .filter_map(|line| line.device_memory_peak_bytes)
-        .max();
+    let step_seconds = over(|line| line.step_seconds)?;
+    let on_device = lines.iter().filter_map(|line| line.device_memory_peak_bytes);
+    let resident = lines.iter().filter_map(|line| line.resident_bytes);
     Ok(Measurement {
         world_size,
         global_batch_size,
         train_images,
         device,
         epochs: epochs(&lines, &evaluations),
-        steps,
+        steps: measured.iter().map(|line| line.count).sum(),
         step_seconds,
         images_per_second: global_batch_size as f64 / step_seconds,
         phases: PhaseSeconds {
-            data: mean(&|line| line.phases.data),
-            forward: mean(&|line| line.phases.forward),
-            backward: mean(&|line| line.phases.backward),
-            sync_exposed: mean(&|line| line.phases.sync_exposed),
-            sync_straggler: mean(&|line| line.phases.sync_straggler),
-            optimizer: mean(&|line| line.phases.optimizer),
+            data: over(|line| line.phases.data)?,
+            forward: over(|line| line.phases.forward)?,
+            backward: over(|line| line.phases.backward)?,
+            sync_exposed: over(|line| line.phases.sync_exposed)?,
+            sync_straggler: over(|line| line.phases.sync_straggler)?,
+            optimizer: over(|line| line.phases.optimizer)?,
         },
         ranks: ranks(&measured),
-        communication_seconds: mean(&|line| line.sync.total),
-        memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
+        communication_seconds: over(|line| line.sync.total)?,
+        memory_bytes: on_device.max().or_else(|| resident.max()),
         gpu: gpu_use(&measured),
         nodes: vec![],
         machine: None,
     })
 }
 
+/// The mean of values, each over a number of steps; `None` without any.
+fn mean(values: impl Iterator<Item = (f64, u64)>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), (value, steps)| {
+        (sum + value * steps as f64, count + steps)
+    });
+    (count > 0).then(|| sum / count as f64)
+}
+
 /// Means over these lines' steps; `None` if a line lacks them.
 fn ranks(lines: &[&LoggedSteps]) -> Option<RankSeconds> {
-    let steps: u64 = lines.iter().map(|line| line.count).sum();
-    let mean = |value: fn(RankSeconds) -> f64| {
-        let sum = lines
-            .iter()
-            .map(|line| Some(value(line.ranks?) * line.count as f64));
-        Some(sum.sum::<Option<f64>>()? / steps as f64)
-    };
+    let ranks = lines.iter().map(|line| Some((line.ranks?, line.count)));
+    let ranks: Vec<(RankSeconds, u64)> = ranks.collect::<Option<_>>()?;
+    let over =
+        |value: fn(&RankSeconds) -> f64| mean(ranks.iter().map(|(ranks, steps)| (value(ranks), *steps)));
     Some(RankSeconds {
-        mean_compute_seconds: mean(|ranks| ranks.mean_compute_seconds)?,
-        slowest_compute_seconds: mean(|ranks| ranks.slowest_compute_seconds)?,
+        mean_compute_seconds: over(|ranks| ranks.mean_compute_seconds)?,
+        slowest_compute_seconds: over(|ranks| ranks.slowest_compute_seconds)?,
     })
 }
 
@@ -329,24 +290,21 @@ fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
     let readings = || {
         lines
             .iter()
-            .filter_map(|line| Some((line.gpu.as_ref()?, line.count as f64)))
+            .filter_map(|line| Some((line.gpu.as_ref()?, line.count)))
     };
     readings().next()?;
-    let mean = |value: fn(&GpuReading) -> Option<f64>| {
-        let known = || readings().filter_map(|(reading, steps)| Some((value(reading)?, steps)));
-        let steps: f64 = known().map(|(_, steps)| steps).sum();
-        (steps > 0.0).then(|| known().map(|(value, steps)| value * steps).sum::<f64>() / steps)
+    let over = |value: fn(&GpuReading) -> Option<f64>| {
+        mean(readings().filter_map(|(reading, steps)| Some((value(reading)?, steps))))
     };
+    let temperatures = readings().filter_map(|(reading, _)| reading.temperature_celsius);
     Some(GpuUse {
-        utilization: mean(|reading| reading.utilization),
+        utilization: over(|reading| reading.utilization),
         memory_used_bytes: readings()
             .filter_map(|(reading, _)| reading.memory_used_bytes)
             .max(),
-        temperature_celsius: readings()
-            .filter_map(|(reading, _)| reading.temperature_celsius)
-            .max_by(f64::total_cmp),
-        power_watts: mean(|reading| reading.power_watts),
-        throttled: mean(|reading| Some(f64::from(u8::from(!reading.throttled_by.as_ref()?.is_empty())))),
+        temperature_celsius: temperatures.max_by(f64::total_cmp),
+        power_watts: over(|reading| reading.power_watts),
+        throttled: over(|reading| Some(f64::from(u8::from(!reading.throttled_by.as_ref()?.is_empty())))),
     })
 }
 
@@ -355,17 +313,16 @@ fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
 fn epochs(lines: &[LoggedSteps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
     let epoch = |lines: &[LoggedSteps]| {
         let number = lines[0].epoch;
-        let steps: u64 = lines.iter().map(|line| line.count).sum();
-        let sum = |value: fn(&LoggedSteps) -> f64| {
-            let of_line = |line: &LoggedSteps| value(line) * line.count as f64;
-            lines.iter().map(of_line).sum::<f64>()
-        };
+        let seconds = lines.iter().map(|line| line.step_seconds * line.count as f64);
+        let losses = lines
+            .iter()
+            .map(|line| (line.loss.unwrap_or_default(), line.count));
         let evaluation = evaluations
             .iter()
             .find(|(after, _)| after.checked_sub(1) == Some(number));
         Epoch {
-            seconds: sum(|line| line.step_seconds),
-            loss: sum(|line| line.loss.unwrap_or_default()) / steps.max(1) as f64,
+            seconds: seconds.sum(),
+            loss: mean(losses).unwrap_or_default(),
             train_accuracy: lines.last().map_or(0.0, |line| line.accuracy),
             validation_accuracy: evaluation.map(|(_, accuracy)| *accuracy),
         }
@@ -435,48 +392,40 @@ mod tests {
         assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);
     }
 
+    /// The whole run with another field in a line.
+    fn tell(lines: &mut [String], line: usize, field: &str) -> Measurement {
+        let end = lines[line].len() - 1;
+        lines[line].insert_str(end, &format!(",{field}"));
+        measured(lines, 1).expect("measured")
+    }
+
     #[test]
     fn compute_times_over_all_ranks_are_means_if_every_line_has_them() {
         let mut lines = whole();
-        let mut tell = |line: usize, mean: f64, slowest: f64| {
-            let ranks =
-                format!(r#","ranks":{{"meanComputeSeconds":{mean},"slowestComputeSeconds":{slowest}}}"#);
-            let end = lines[line].len() - 1;
-            lines[line].insert_str(end, &ranks);
-            measured(&lines, 1).expect("measured").ranks
-        };
-        assert_eq!(tell(2, 1.0, 2.0), None);
+        let one = r#""ranks":{"meanComputeSeconds":1.0,"slowestComputeSeconds":2.0}"#;
+        assert_eq!(tell(&mut lines, 2, one).ranks, None);
         // These lines have one step and two steps.
+        let two = r#""ranks":{"meanComputeSeconds":4.0,"slowestComputeSeconds":8.0}"#;
         let expected = RankSeconds {
             mean_compute_seconds: 3.0,
             slowest_compute_seconds: 6.0,
         };
-        assert_eq!(tell(5, 4.0, 8.0), Some(expected));
+        assert_eq!(tell(&mut lines, 5, two).ranks, Some(expected));
     }
 
     #[test]
     fn what_the_driver_told_of_a_gpu_is_of_the_steps_after_the_warm_up() {
-        assert_eq!(measured(&whole(), 1).expect("measured").gpu, None);
         let mut lines = whole();
-        let mut tell = |line: usize, reading: &str| {
-            let end = lines[line].len() - 1;
-            lines[line].insert_str(end, &format!(r#","gpu":{reading}"#));
-        };
-        tell(
-            1,
-            r#"{"utilization":0.0,"memoryUsedBytes":900,"temperatureCelsius":99,"powerWatts":9}"#,
-        );
+        let warm_up =
+            r#""gpu":{"utilization":0.0,"memoryUsedBytes":900,"temperatureCelsius":99,"powerWatts":9}"#;
+        assert_eq!(tell(&mut lines, 1, warm_up).gpu, None);
         // These lines have one step and two steps.
-        tell(
-            2,
-            r#"{"utilization":0.4,"memoryUsedBytes":600,"temperatureCelsius":70,"powerWatts":300,"throttledBy":["power_cap"]}"#,
-        );
-        tell(
-            5,
-            r#"{"utilization":1.0,"memoryUsedBytes":500,"temperatureCelsius":60,"throttledBy":[]}"#,
-        );
+        let one = r#""gpu":{"utilization":0.4,"memoryUsedBytes":600,"temperatureCelsius":70,"powerWatts":300,"throttledBy":["power_cap"]}"#;
+        let two =
+            r#""gpu":{"utilization":1.0,"memoryUsedBytes":500,"temperatureCelsius":60,"throttledBy":[]}"#;
+        tell(&mut lines, 2, one);
         assert_eq!(
-            measured(&lines, 1).expect("measured").gpu,
+            tell(&mut lines, 5, two).gpu,
             Some(GpuUse {
                 utilization: Some((0.4 + 2.0 * 1.0) / 3.0),
                 memory_used_bytes: Some(600),
@@ -507,51 +456,56 @@ mod tests {
 
     #[test]
     fn what_is_no_whole_run_measures_nothing() {
-        let message = |lines: &[String], warmup| measured(lines, warmup).expect_err("refused").to_string();
-        assert_eq!(
-            message(&[], 0),
-            "the log has no line of kind start: training has not started"
-        );
-        assert_eq!(message(&whole()[..3], 0), "the log ends at step 2 of 4");
-        assert_eq!(message(&[start(4)], 0), "the log ends at step 0 of 4");
-        let twice = [whole(), whole()].concat();
-        assert!(message(&twice, 0).starts_with("the log has 2 attempts"));
-        assert!(
-            message(&whole(), 3)
-                .starts_with("no line of the log begins after a warm-up of 3 of the run's 4 steps")
-        );
-        let many = [start(1), train(0, 1, 2, 1.0)];
-        assert_eq!(
-            message(&many, 0),
-            "line 2 of the log has steps 2 and step 1: steps must be at most step"
-        );
-        let diverged = [
-            start(1),
-            train(0, 1, 1, 1.0).replace("\"loss\":1.0", "\"loss\":NaN"),
-        ];
-        assert_eq!(
-            message(&diverged, 0),
-            "line 2 of the log has a loss that is not a finite number: training diverged"
-        );
-        for seconds in ["0.0", "-1.0"] {
-            let no_time = [
-                start(1),
-                train(0, 1, 1, 1.0).replace(
-                    "\"stepSeconds\":1",
-                    &format!("\"stepSeconds\":{seconds}, \"x\":1"),
-                ),
-            ];
-            assert!(
-                message(&no_time, 0).starts_with("line 2 of the log has stepSeconds"),
-                "{}",
-                message(&no_time, 0)
-            );
+        let trained = |from: &str, to: &str| vec![start(1), train(0, 1, 1, 1.0).replace(from, to)];
+        let begun = |from: &str, to: &str| vec![start(1).replace(from, to)];
+        for (lines, warmup, expected) in [
+            (
+                vec![],
+                0,
+                "the log has no line of kind start: training has not started",
+            ),
+            (whole()[..3].to_vec(), 0, "the log ends at step 2 of 4"),
+            (vec![start(4)], 0, "the log ends at step 0 of 4"),
+            ([whole(), whole()].concat(), 0, "the log has 2 attempts"),
+            (
+                whole(),
+                3,
+                "no line of the log begins after a warm-up of 3 of the run's 4 steps",
+            ),
+            (
+                vec![start(1), train(0, 1, 2, 1.0)],
+                0,
+                "line 2 of the log has steps 2 and step 1: steps must be at most step",
+            ),
+            (
+                trained("\"loss\":1.0", "\"loss\":NaN"),
+                0,
+                "line 2 of the log has a loss that is not a finite number: training diverged",
+            ),
+            (
+                trained("\"stepSeconds\":1", "\"stepSeconds\":0"),
+                0,
+                "line 2 of the log has stepSeconds 0: must be above 0",
+            ),
+            (
+                trained("\"stepSeconds\":1", "\"stepSeconds\":-1"),
+                0,
+                "line 2 of the log has stepSeconds -1",
+            ),
+            (
+                begun("\"worldSize\":2", "\"worldSize\":0"),
+                0,
+                "line 1 of the log has worldSize 0 and globalBatchSize 32",
+            ),
+            (
+                begun("\"globalBatchSize\":32", "\"globalBatchSize\":0"),
+                0,
+                "line 1 of the log has worldSize 2 and globalBatchSize 0",
+            ),
+            (trained("}", ""), 0, "line 2 of the log is not a valid record: "),
+        ] {
+            let message = measured(&lines, warmup).expect_err(expected).to_string();
+            assert!(message.starts_with(expected), "{message}");
         }
-        for field in ["worldSize", "globalBatchSize"] {
-            let nobody = start(1).replace(&format!("\"{field}\":"), &format!("\"{field}\":0, \"x\":"));
-            assert!(message(&[nobody], 0).starts_with("line 1 of the log has worldSize"));
-        }
-        let broken = [start(1), r#"{"kind": "train""#.into()];
-        assert!(message(&broken, 0).starts_with("line 2 of the log is not a valid record"));
     }
 }
