@@ -4,6 +4,7 @@ mod columns;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Number, Value};
 
 /// The measurements of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -183,72 +184,39 @@ impl Measurement {
     /// Shortened: numbers to six digits, accuracies to five, names to their maximum length.
     #[must_use]
     pub fn rounded(mut self) -> Self {
-        let phases = &mut self.phases;
-        let of_steps = [
-            &mut self.step_seconds,
-            &mut self.images_per_second,
-            &mut phases.data,
-            &mut phases.forward,
-            &mut phases.backward,
-            &mut phases.sync_exposed,
-            &mut phases.sync_straggler,
-            &mut phases.optimizer,
-            &mut self.communication_seconds,
-        ];
-        let of_ranks = self.ranks.iter_mut();
-        let of_ranks = of_ranks.flat_map(|ranks| {
-            [
-                &mut ranks.mean_compute_seconds,
-                &mut ranks.slowest_compute_seconds,
-            ]
-        });
-        let of_gpu = self.gpu.iter_mut().flat_map(|gpu| {
-            let values = [
-                &mut gpu.utilization,
-                &mut gpu.temperature_celsius,
-                &mut gpu.power_watts,
-                &mut gpu.throttled,
-            ];
-            values.into_iter().flatten()
-        });
-        let of_epochs = self
-            .epochs
-            .iter_mut()
-            .flat_map(|epoch| [&mut epoch.seconds, &mut epoch.loss]);
-        for value in of_steps
-            .into_iter()
-            .chain(of_ranks)
-            .chain(of_gpu)
-            .chain(of_epochs)
-        {
-            *value = to_digits(*value, 6);
-        }
-        let accuracies = self.epochs.iter_mut().flat_map(|epoch| {
-            [&mut epoch.train_accuracy]
-                .into_iter()
-                .chain(&mut epoch.validation_accuracy)
-        });
-        for value in accuracies {
-            *value = to_digits(*value, 5);
-        }
         let [of_device, of_processor, of_trainer] = Self::MOST_LETTERS;
-        let machine = self.machine.as_mut();
-        let names = machine.map(|machine| {
+        let device = self.device.as_mut().map(|device| (device, of_device));
+        let names = self.machine.as_mut().map(|machine| {
             [
                 (&mut machine.processor, of_processor),
                 (&mut machine.trainer, of_trainer),
             ]
         });
-        let device = self.device.as_mut().map(|device| (device, of_device));
         for (name, most) in names.into_iter().flatten().chain(device) {
             *name = name.chars().take(most).collect();
         }
-        self
+        let mut json = serde_json::to_value(&self).unwrap_or_default();
+        round(&mut json, 6);
+        serde_json::from_value(json).unwrap_or(self)
     }
 }
 
-fn to_digits(value: f64, digits: usize) -> f64 {
-    format!("{value:.*e}", digits - 1).parse().unwrap_or(value)
+/// Rounds numbers with decimals at any depth.
+fn round(value: &mut Value, digits: usize) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                round(field, if name.ends_with("Accuracy") { 5 } else { digits });
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| round(value, digits)),
+        Value::Number(number) if number.is_f64() => {
+            let value = number.as_f64().unwrap_or_default();
+            let rounded = format!("{value:.*e}", digits - 1).parse();
+            *number = rounded.ok().and_then(Number::from_f64).unwrap_or(number.clone());
+        }
+        _ => {}
+    }
 }
 
 #[cfg(test)]
