@@ -6,30 +6,7 @@
 
 use crate::{ModelConfig, Pooling};
 
-/// The sizes of a named model. Lengths in pixels and in channels of the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ModelPreset {
-    /// Side of the square input image, pixels.
-    pub image_size: u32,
-    /// Side of a square patch, pixels.
-    pub patch_size: u32,
-    /// Width of the residual stream.
-    pub hidden_size: u32,
-    /// Number of transformer blocks.
-    pub depth: u32,
-    /// Attention heads of a block.
-    pub heads: u32,
-    /// Width of the hidden layer of a block's MLP.
-    pub mlp_size: u32,
-    /// Input of the classifier.
-    pub pooling: Pooling,
-    /// Register tokens.
-    pub register_tokens: u32,
-    /// Initial layer scale.
-    pub layer_scale: Option<f64>,
-}
-
-/// The names that [`ModelPreset::by_name`] knows, for messages.
+/// The names that [`ModelConfig::preset`] knows, for messages.
 pub const KNOWN_NAMES: &str = "vit_SIZE_patchP_PIXELS (SIZE tiny, small, medium, base, large, huge, giant or gigantic; P 8, 14, 16 or 32; \
      PIXELS 224 or another multiple of P, as vit_base_patch16_384), vit_SIZE_patch14_dinov2 and \
      vit_SIZE_patch14_reg4_dinov2 (SIZE small, base or large), vit_medium_patch16_reg1_gap_256, \
@@ -70,11 +47,10 @@ const FAMILIES: [Family; 8] = [
     family("gigantic", 1664, 48, 16, 8192),
 ];
 
-impl ModelPreset {
-    /// The preset with this name of timm or torchvision.
-    pub fn by_name(name: &str) -> Option<Self> {
-        let plain = |family: &str, patch_size, image_size| Self::plain(family, patch_size, image_size);
-        match name {
+impl ModelConfig {
+    /// The network with this name of timm or torchvision, for these numbers of classes and channels.
+    pub fn preset(name: &str, num_classes: u32, channels: u32) -> Option<Self> {
+        let preset = match name {
             "vit_b_16" => plain("base", 16, 224),
             "vit_b_32" => plain("base", 32, 224),
             "vit_l_16" => plain("large", 16, 224),
@@ -88,48 +64,16 @@ impl ModelPreset {
                 let (patch, variant) = rest.split_once('_')?;
                 let patch_size = number(patch).filter(|patch| PATCH_SIZES.contains(patch))?;
                 match variant {
-                    "dinov2" => Self::dinov2(family, patch_size, 0),
-                    "reg4_dinov2" => Self::dinov2(family, patch_size, 4),
-                    pixels => Self::plain(family, patch_size, number(pixels)?),
+                    "dinov2" => dinov2(family, patch_size, 0),
+                    "reg4_dinov2" => dinov2(family, patch_size, 4),
+                    pixels => plain(family, patch_size, number(pixels)?),
                 }
             }
-        }
-    }
-
-    /// The network for these numbers of classes and channels.
-    pub fn model(self, num_classes: u32, channels: u32) -> ModelConfig {
-        ModelConfig {
-            image_size: self.image_size,
-            patch_size: self.patch_size,
-            hidden_size: self.hidden_size,
-            depth: self.depth,
-            heads: self.heads,
-            mlp_size: self.mlp_size,
+        };
+        Some(Self {
             num_classes,
             channels,
-            pooling: self.pooling,
-            register_tokens: self.register_tokens,
-            layer_scale: self.layer_scale,
-            drop_path: 0.0,
-            pretrained: None,
-        }
-    }
-
-    /// `vit_<family>_patch<P>_<pixels>`: a class token and nothing else.
-    fn plain(family: &str, patch_size: u32, image_size: u32) -> Option<Self> {
-        let family = FAMILIES.iter().find(|known| known.name == family)?;
-        let fits =
-            image_size.is_multiple_of(patch_size) && (patch_size..=LARGEST_IMAGE).contains(&image_size);
-        fits.then_some(Self {
-            image_size,
-            patch_size,
-            hidden_size: family.hidden_size,
-            depth: family.depth,
-            heads: family.heads,
-            mlp_size: family.mlp_size,
-            pooling: Pooling::Token,
-            register_tokens: 0,
-            layer_scale: None,
+            ..preset?
         })
     }
 
@@ -141,18 +85,39 @@ impl ModelPreset {
             ..self
         }
     }
+}
 
-    /// Models of self-supervised learning (arXiv 2304.07193), except giant, whose MLP differs.
-    fn dinov2(family: &str, patch_size: u32, register_tokens: u32) -> Option<Self> {
-        if patch_size != 14 || !["small", "base", "large"].contains(&family) {
-            return None;
-        }
-        Some(Self {
-            register_tokens,
-            layer_scale: Some(1e-5),
-            ..Self::plain(family, patch_size, 518)?
-        })
+/// `vit_<family>_patch<P>_<pixels>` without classes: a class token and nothing else.
+fn plain(family: &str, patch_size: u32, image_size: u32) -> Option<ModelConfig> {
+    let family = FAMILIES.iter().find(|known| known.name == family)?;
+    let fits = image_size.is_multiple_of(patch_size) && (patch_size..=LARGEST_IMAGE).contains(&image_size);
+    fits.then_some(ModelConfig {
+        image_size,
+        patch_size,
+        hidden_size: family.hidden_size,
+        depth: family.depth,
+        heads: family.heads,
+        mlp_size: family.mlp_size,
+        num_classes: 0,
+        channels: 0,
+        pooling: Pooling::Token,
+        register_tokens: 0,
+        layer_scale: None,
+        drop_path: 0.0,
+        pretrained: None,
+    })
+}
+
+/// Models of self-supervised learning (arXiv 2304.07193), except giant, whose MLP differs.
+fn dinov2(family: &str, patch_size: u32, register_tokens: u32) -> Option<ModelConfig> {
+    if patch_size != 14 || !["small", "base", "large"].contains(&family) {
+        return None;
     }
+    Some(ModelConfig {
+        register_tokens,
+        layer_scale: Some(1e-5),
+        ..plain(family, patch_size, 518)?
+    })
 }
 
 /// A number in timm's notation: digits only, no leading zero.
@@ -165,18 +130,22 @@ fn number(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn preset(name: &str) -> Option<ModelConfig> {
+        ModelConfig::preset(name, 1000, 3)
+    }
+
     #[test]
     fn every_size_has_every_patch_that_divides_the_image() {
         for family in FAMILIES {
             assert_eq!(family.hidden_size % family.heads, 0, "{}", family.name);
             for patch in PATCH_SIZES {
                 let name = format!("vit_{}_patch{patch}_224", family.name);
-                let preset = ModelPreset::by_name(&name).expect(&name);
-                assert_eq!((preset.patch_size, preset.image_size), (patch, 224), "{name}");
-                assert_eq!(preset.hidden_size, family.hidden_size, "{name}");
+                let found = preset(&name).expect(&name);
+                assert_eq!((found.patch_size, found.image_size), (patch, 224), "{name}");
+                assert_eq!(found.hidden_size, family.hidden_size, "{name}");
             }
         }
-        let large = ModelPreset::by_name("vit_base_patch16_384").expect("a preset");
+        let large = preset("vit_base_patch16_384").expect("a preset");
         assert_eq!((large.image_size, large.mlp_size), (384, 3072));
     }
 
@@ -189,20 +158,19 @@ mod tests {
             ("vit_l_32", "vit_large_patch32_224"),
             ("vit_h_14", "vit_huge_patch14_224"),
         ] {
-            let preset = ModelPreset::by_name(torchvision);
-            assert_eq!(preset, ModelPreset::by_name(timm), "{torchvision}");
-            assert!(preset.is_some(), "{torchvision}");
+            let found = preset(torchvision);
+            assert!(found.is_some() && found == preset(timm), "{torchvision}");
         }
     }
 
     #[test]
     fn registers_and_layer_scale_come_with_their_presets() {
-        let medium = ModelPreset::by_name("vit_medium_patch16_reg4_gap_256").expect("a preset");
+        let medium = preset("vit_medium_patch16_reg4_gap_256").expect("a preset");
         assert_eq!(
             (medium.pooling, medium.register_tokens, medium.layer_scale),
             (Pooling::Average, 4, Some(1e-5))
         );
-        let dino = ModelPreset::by_name("vit_small_patch14_reg4_dinov2").expect("a preset");
+        let dino = preset("vit_small_patch14_reg4_dinov2").expect("a preset");
         assert_eq!(
             (dino.pooling, dino.register_tokens, dino.image_size),
             (Pooling::Token, 4, 518)
@@ -224,7 +192,7 @@ mod tests {
             "resnet50",
             "",
         ] {
-            assert_eq!(ModelPreset::by_name(name), None, "{name}");
+            assert_eq!(preset(name), None, "{name}");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! A configuration for tests.
 
-use contract::{DataConfig, DataFormat, ModelPreset, Precision, RunConfig};
+use contract::{DataConfig, DataFormat, ModelConfig, Precision, RunConfig};
 use serde_json::json;
 
 /// A preset with 1000 classes and `AdamW`, on `nodes` nodes with `ranks_per_node` ranks.
 pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
-    let preset = ModelPreset::by_name(preset).unwrap_or_else(|| panic!("no preset {preset}"));
+    let model = ModelConfig::preset(preset, 1000, 3).unwrap_or_else(|| panic!("no preset {preset}"));
     let config = json!({
         "job": {"namespace": "default", "name": "job", "uid": "6f0c2b9e"},
-        "model": preset.model(1000, 3),
+        "model": model,
         "data": DataConfig { synthetic_images: Some(64), ..DataConfig::plain(DataFormat::Synthetic) },
         "training": {
             "epochs": 2, "microBatchSize": 4, "schedule": {"warmupEpochs": 1.0}, "labelSmoothing": 0.1,

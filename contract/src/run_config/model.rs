@@ -158,7 +158,6 @@ impl ModelConfig {
 mod tests {
     use super::super::tests::config;
     use super::*;
-    use crate::preset::ModelPreset;
 
     fn model() -> ModelConfig {
         config().model
@@ -188,8 +187,7 @@ mod tests {
 
     #[test]
     fn the_operations_of_vit_b16_are_those_of_the_literature_less_what_the_last_block_leaves_out() {
-        let preset = ModelPreset::by_name("vit_base_patch16_224").expect("a preset");
-        let model = preset.model(1000, 3);
+        let model = ModelConfig::preset("vit_base_patch16_224", 1000, 3).expect("a preset");
         let flops = model.flops_per_image();
         assert!((flops / 1e9 - 98.78).abs() < 0.01, "{flops}");
         // The literature's 17.56 GMAC forward include all tokens of the last block. The register

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use contract::{ConfigError, ModelConfig, ModelPreset, preset};
+use contract::{ConfigError, ModelConfig, preset};
 
 use super::{count, refuse, volume};
 use crate::spec;
@@ -11,15 +11,17 @@ use crate::spec;
 pub(super) const PRETRAINED_FOLDER: &str = "/pretrained";
 
 pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> ModelConfig {
-    let preset = model.name.as_deref().and_then(ModelPreset::by_name);
-    if let (Some(name), None) = (&model.name, &preset) {
+    let [num_classes, channels] = [model.num_classes, model.channels].map(count);
+    let name = model.name.as_deref();
+    let preset = name.and_then(|name| ModelConfig::preset(name, num_classes, channels));
+    if let (Some(name), None) = (name, &preset) {
         let names = preset::KNOWN_NAMES;
         let expected = format!("must be {names}; or leave it out and give the sizes");
         refuse(errors, "model.name", name, expected);
     }
-    let mut size = |field: &'static str, given: Option<i32>, of_preset: fn(ModelPreset) -> u32| {
-        let size = given.map(count).or_else(|| preset.map(of_preset));
-        if size.is_none() && model.name.is_none() {
+    let mut size = |field: &'static str, given: Option<i32>, of_preset: fn(&ModelConfig) -> u32| {
+        let size = given.map(count).or_else(|| preset.as_ref().map(of_preset));
+        if size.is_none() && name.is_none() {
             let expected = "must be given, unless model.name is a preset";
             refuse(errors, field, "missing", expected);
         }
@@ -30,34 +32,28 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
     let hidden_size = size("model.hiddenSize", model.hidden_size, |preset| preset.hidden_size);
     let depth = size("model.depth", model.depth, |preset| preset.depth);
     let heads = size("model.heads", model.heads, |preset| preset.heads);
+    let preset = preset.as_ref();
     // A preset's MLP size belongs to its width; another width gets the usual factor of 4.
-    let mlp_size = match (model.mlp_size, preset) {
-        (Some(mlp_size), _) => count(mlp_size),
-        (None, Some(preset)) if preset.hidden_size == hidden_size => preset.mlp_size,
-        (None, _) => 4 * hidden_size,
-    };
+    let of_preset = preset.filter(|preset| preset.hidden_size == hidden_size);
+    let mlp_size = of_preset.map_or(4 * hidden_size, |preset| preset.mlp_size);
+    let pooling = model.pooling.or(preset.map(|preset| preset.pooling));
+    let register_tokens = model.register_tokens.map(count);
+    let layer_scale = model.layer_scale.or(preset.and_then(|preset| preset.layer_scale));
     ModelConfig {
         image_size,
         patch_size,
         hidden_size,
         depth,
         heads,
-        mlp_size,
-        num_classes: count(model.num_classes),
-        channels: count(model.channels),
-        pooling: match model.pooling {
-            Some(pooling) => pooling,
-            None => preset.map_or(contract::Pooling::Token, |preset| preset.pooling),
-        },
-        register_tokens: match model.register_tokens {
-            Some(tokens) => count(tokens),
-            None => preset.map_or(0, |preset| preset.register_tokens),
-        },
+        mlp_size: model.mlp_size.map_or(mlp_size, count),
+        num_classes,
+        channels,
+        pooling: pooling.unwrap_or(contract::Pooling::Token),
+        register_tokens: register_tokens
+            .or(preset.map(|preset| preset.register_tokens))
+            .unwrap_or(0),
         // As in timm, zero is none.
-        layer_scale: match model.layer_scale {
-            Some(value) => Some(value).filter(|value| *value != 0.0),
-            None => preset.and_then(|preset| preset.layer_scale),
-        },
+        layer_scale: layer_scale.filter(|value| *value != 0.0),
         drop_path: model.drop_path,
         pretrained: model.pretrained.as_ref().map(|file| pretrained(file, errors)),
     }

@@ -1,6 +1,6 @@
 //! Values for tests.
 
-use contract::{ModelConfig, ModelPreset, Pooling};
+use contract::{ModelConfig, Pooling};
 
 /// A model small enough to train in a test: four patches of an image of 8 x 8 pixels, two blocks, five classes.
 pub(crate) fn small(pooling: Pooling) -> ModelConfig {
@@ -23,6 +23,5 @@ pub(crate) fn small(pooling: Pooling) -> ModelConfig {
 
 /// The preset of that name, with 1000 classes.
 pub(crate) fn preset(name: &str) -> ModelConfig {
-    let preset = ModelPreset::by_name(name).unwrap_or_else(|| panic!("no preset {name}"));
-    preset.model(1000, 3)
+    ModelConfig::preset(name, 1000, 3).unwrap_or_else(|| panic!("no preset {name}"))
 }

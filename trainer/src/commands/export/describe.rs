@@ -1,6 +1,6 @@
 //! The metadata of a file of weights, and how to create its model in Python.
 
-use contract::{ModelConfig, ModelPreset, Pooling};
+use contract::{ModelConfig, Pooling};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{SavedCheckpoint, WeightsKind};
@@ -9,7 +9,7 @@ use crate::tensor_file::{Metadata, PRODUCER};
 
 /// The class behind the presets in both libraries.
 const CLASS: &str = "VisionTransformer";
-/// timm's presets. [`ModelPreset`] has more: every combination of size, patch and image.
+/// timm's presets. [`ModelConfig::preset`] knows more: every combination of size, patch and image.
 const TIMM_PRESETS: &str = "vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224 vit_small_patch16_224 \
     vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_small_patch14_dinov2 \
     vit_small_patch14_reg4_dinov2 vit_base_patch8_224 vit_base_patch16_224 vit_base_patch16_384 \
@@ -38,9 +38,9 @@ impl PythonModel {
         };
         let same_but_for = |image_size: Option<u32>| {
             presets.split(' ').find(|name| {
-                ModelPreset::by_name(name).is_some_and(|mut preset| {
+                let preset = ModelConfig::preset(name, model.num_classes, model.channels);
+                preset.is_some_and(|mut preset| {
                     preset.image_size = image_size.unwrap_or(preset.image_size);
-                    let preset = preset.model(model.num_classes, model.channels);
                     preset.difference(model).is_none()
                 })
             })
