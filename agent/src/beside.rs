@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, anyhow, ensure};
 use contract::log::{LogRecord, LoggedSteps, read_log};
 use contract::{
     Activity, CheckpointRecord, Heartbeat, Heartbeats, Measurement, ProcessState, Progress, RunConfig, Spent,
@@ -13,7 +14,7 @@ use contract::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordinator::{NotFound, resolve};
+use crate::coordinator::resolve;
 use crate::http::{self, Shown};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
@@ -61,59 +62,20 @@ pub struct Arguments {
     pub termination_log: PathBuf,
 }
 
-/// Why the sidecar failed. Messages of `fs_err` name the path.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The run configuration cannot be read.
-    #[error("failed to read the run configuration: {0}")]
-    Read(#[source] std::io::Error),
-    /// The run configuration is of another version or damaged.
-    #[error("{path} is not a valid run configuration: {reason}")]
-    RunConfig {
-        /// Its file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: serde_json::Error,
-    },
-    /// A metric label is invalid.
-    #[error("failed to name metrics after the job: {0}")]
-    Metrics(#[from] prometheus::Error),
-    /// The port is in use.
-    #[error("failed to listen for HTTP on port {port}: {error}")]
-    Listen {
-        /// The port.
-        port: u16,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The rendezvous host was not found.
-    #[error(transparent)]
-    Coordinator(#[from] NotFound),
-    /// The signal handler failed.
-    #[error("failed to listen for SIGTERM: {0}")]
-    Signal(#[source] std::io::Error),
-    /// The termination record cannot be written.
-    #[error("failed to write the termination record: {0}")]
-    Record(#[source] std::io::Error),
-}
-
 /// Serves the log's content until SIGTERM, after the trainer has ended, and writes a termination
 /// record.
 ///
 /// It responds once the coordinator's name resolves. Until then the trainer is not started, because
 /// it may fail at once without rank 0.
-pub async fn main(arguments: Arguments) -> Result<(), Error> {
-    let stop = stop_on_signal()?;
+pub async fn main(arguments: Arguments) -> Result<()> {
+    let stop = stop_on_signal().map_err(|error| anyhow!("failed to listen for SIGTERM: {error}"))?;
     let config = read_config(&arguments.run_config)?;
     let watched = Arc::new(WatchedLog::new(&config, &arguments)?);
     let coordinator = (arguments.coordinator_host.as_str(), arguments.coordinator_port);
     resolve(coordinator.0, coordinator.1, &stop).await?;
     http::serve(arguments.port, Arc::clone(&watched))
         .await
-        .map_err(|error| Error::Listen {
-            port: arguments.port,
-            error,
-        })?;
+        .map_err(|error| anyhow!("failed to listen for HTTP on port {}: {error}", arguments.port))?;
     let mut log = Tail::new(arguments.log.clone());
     loop {
         while watched.follow(&mut log) {}
@@ -126,14 +88,13 @@ pub async fn main(arguments: Arguments) -> Result<(), Error> {
     while watched.follow(&mut log) {}
     watched.end(log);
     let record = watched.record(&arguments.log);
-    let json = serde_json::to_vec(&record).map_err(std::io::Error::other);
-    json.and_then(|json| fs_err::write(&arguments.termination_log, json))
-        .map_err(Error::Record)
+    fs_err::write(&arguments.termination_log, serde_json::to_vec(&record)?)
+        .map_err(|error| anyhow!("failed to write the termination record: {error}"))
 }
 
-fn stop_on_signal() -> Result<CancellationToken, Error> {
+fn stop_on_signal() -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
-    let mut signals = signal(SignalKind::terminate()).map_err(Error::Signal)?;
+    let mut signals = signal(SignalKind::terminate())?;
     let stopped = stop.clone();
     tokio::spawn(async move {
         signals.recv().await;
@@ -142,12 +103,11 @@ fn stop_on_signal() -> Result<CancellationToken, Error> {
     Ok(stop)
 }
 
-fn read_config(path: &Path) -> Result<RunConfig, Error> {
-    let text = fs_err::read_to_string(path).map_err(Error::Read)?;
-    serde_json::from_str(&text).map_err(|reason| Error::RunConfig {
-        path: path.into(),
-        reason,
-    })
+fn read_config(path: &Path) -> Result<RunConfig> {
+    let text = fs_err::read_to_string(path);
+    let text = text.map_err(|error| anyhow!("failed to read the run configuration: {error}"))?;
+    serde_json::from_str(&text)
+        .map_err(|reason| anyhow!("{} is not a valid run configuration: {reason}", path.display()))
 }
 
 /// State of a pod's ranks, from their log.
@@ -191,12 +151,14 @@ impl LogState {
 }
 
 impl WatchedLog {
-    fn new(config: &RunConfig, arguments: &Arguments) -> Result<Self, Error> {
+    fn new(config: &RunConfig, arguments: &Arguments) -> Result<Self> {
+        let metrics = Metrics::new(config, arguments.node_rank, arguments.node.as_deref())
+            .map_err(|error| anyhow!("failed to name metrics after the job: {error}"))?;
         Ok(Self {
             config: config.clone(),
             node_rank: arguments.node_rank,
             attempt: arguments.attempt,
-            metrics: Metrics::new(config, arguments.node_rank, arguments.node.as_deref())?,
+            metrics,
             known: Mutex::default(),
         })
     }
@@ -313,20 +275,18 @@ impl WatchedLog {
     fn record(&self, log: &Path) -> TerminationRecord {
         let is_first = self.node_rank == 0;
         let measured = self.config.measure.filter(|_| is_first).map(|measure| {
-            let text = whole(log).map_err(|error| error.to_string())?;
-            let measured = read_log(&text, measure.warmup_steps).map_err(|error| error.to_string())?;
+            let measured = read_log(&whole(log)?, measure.warmup_steps)?;
             let (epochs, most) = (measured.epochs.len(), Measurement::MOST_EPOCHS);
-            if epochs > most {
-                return Err(format!(
-                    "the log has {epochs} epochs, but a termination message holds only {most}"
-                ));
-            }
+            ensure!(
+                epochs <= most,
+                "the log has {epochs} epochs, but a termination message holds only {most}"
+            );
             // Without the machine: this container sees only a share of it.
-            Ok(measured.rounded())
+            Ok(Box::new(measured.rounded()))
         });
         let (measurement, unmeasured) = match measured.transpose() {
-            Ok(measurement) => (measurement.map(Box::new), None),
-            Err::<_, String>(error) => (None, Some(error)),
+            Ok(measurement) => (measurement, None),
+            Err(error) => (None, Some(error.to_string())),
         };
         TerminationRecord {
             progress: self.known().progress.clone(),
@@ -339,18 +299,22 @@ impl WatchedLog {
 }
 
 /// Reads a log to measure, which must be a file of limited size.
-fn whole(log: &Path) -> std::io::Result<String> {
+fn whole(log: &Path) -> Result<String> {
+    let bytes = size(log)?;
+    ensure!(
+        bytes <= MOST_MEASURED_BYTES,
+        "the log has {bytes} bytes, but at most {MOST_MEASURED_BYTES} are allowed: report fewer lines"
+    );
+    Ok(fs_err::read_to_string(log)?)
+}
+
+/// Bytes of a log. Only files are opened: opening a pipe would wait for a writer.
+fn size(log: &Path) -> std::io::Result<u64> {
     let about = fs_err::metadata(log)?;
     if !about.is_file() {
         return Err(std::io::Error::other(format!("{} is not a file", log.display())));
     }
-    if about.len() > MOST_MEASURED_BYTES {
-        return Err(std::io::Error::other(format!(
-            "the log has {} bytes, but at most {MOST_MEASURED_BYTES} are allowed: report fewer lines",
-            about.len()
-        )));
-    }
-    fs_err::read_to_string(log)
+    Ok(about.len())
 }
 
 /// Updates progress with finished steps.
@@ -442,15 +406,7 @@ impl Tail {
 
     /// Reads new bytes, up to a maximum, and returns their number.
     fn read(&mut self) -> std::io::Result<usize> {
-        // Opening a pipe would wait for a writer.
-        let about = fs_err::metadata(&self.path)?;
-        if !about.is_file() {
-            return Err(std::io::Error::other(format!(
-                "{} is not a file",
-                self.path.display()
-            )));
-        }
-        if about.len() < self.at {
+        if size(&self.path)? < self.at {
             self.at = 0;
             self.rest.clear();
         }
