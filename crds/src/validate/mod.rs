@@ -442,9 +442,11 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    pub(crate) const MANIFEST: &str = r"
+    const MANIFEST: &str = r"
 apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob
 metadata: {name: digits, namespace: research}
@@ -457,39 +459,46 @@ spec:
   checkpoint: {volume: {hostPath: {path: /srv/checkpoints}}}
 ";
 
-    fn job(change: impl FnOnce(&mut ViTTrainingJob)) -> ViTTrainingJob {
-        let mut job = serde_saphyr::from_str(MANIFEST).expect("the manifest parses");
-        change(&mut job);
-        job
+    /// The manifest with other fields, each as `path = YAML`.
+    pub(crate) fn manifest<'a>(changes: impl IntoIterator<Item = &'a str>) -> Value {
+        let mut manifest: Value = serde_saphyr::from_str(MANIFEST).expect("parses");
+        for change in changes {
+            let (path, value) = change.split_once(" = ").expect("a field and its value");
+            let spec = &mut manifest["spec"];
+            let place = path.split('.').fold(spec, |place, key| &mut place[key]);
+            *place = serde_saphyr::from_str(value).expect(change);
+        }
+        manifest
     }
 
-    fn errors(change: impl FnOnce(&mut ViTTrainingJob)) -> String {
-        validate(&job(change)).expect_err("refused").to_string()
+    fn job<'a>(changes: impl IntoIterator<Item = &'a str>) -> ViTTrainingJob {
+        serde_json::from_value(manifest(changes)).expect("a manifest")
+    }
+
+    fn valid<'a>(changes: impl IntoIterator<Item = &'a str>) -> ValidatedJob {
+        validate(&job(changes)).expect("valid")
     }
 
     #[test]
     fn a_name_is_that_of_a_service_and_of_a_folder() {
+        let named = |name: &str| {
+            let mut job = job([]);
+            job.metadata.name = Some(name.into());
+            validate(&job)
+        };
         for name in ["a", "vit-l-16", &"a".repeat(50)] {
-            validate(&job(|job| job.metadata.name = Some(name.into()))).expect(name);
+            named(name).expect(name);
         }
-        for name in [
-            "",
-            "../../x",
-            "/anywhere",
-            "Vit",
-            "1a",
-            "a-",
-            "a.b",
-            &"a".repeat(51),
-        ] {
-            let errors = errors(|job| job.metadata.name = Some(name.into()));
+        let long = "a".repeat(51);
+        for name in ["", "../../x", "/anywhere", "Vit", "1a", "a-", "a.b", &long] {
+            let errors = named(name).expect_err(name).to_string();
             assert!(errors.contains("metadata.name"), "{name}: {errors}");
         }
     }
 
     #[test]
     fn presets_and_defaults_are_filled_in() {
-        let valid = validate(&job(|_| {})).expect("valid");
+        let valid = valid([]);
         let config = &valid.run_config;
         assert_eq!(
             (
@@ -501,329 +510,217 @@ spec:
         );
         assert_eq!(config.checkpoint.path, Path::new("/checkpoints/digits"));
         assert_eq!(
-            (config.checkpoint.every_steps, config.checkpoint.every_seconds),
-            (None, None)
-        );
-        assert_eq!(config.training.schedule, contract::Schedule::default());
-        assert_eq!(
             (config.job.namespace.as_str(), config.world_size()),
             ("research", 2)
         );
-        let Some(DataFiles::Mounted { mount, origin: None }) = valid.pod.data else {
-            panic!("data is mounted");
-        };
-        assert_eq!(mount.path, "/data");
-        assert_eq!(valid.max_restarts, 5);
-    }
-
-    #[test]
-    fn sizes_beside_a_preset_replace_its_own() {
-        let valid = validate(&job(|job| {
-            job.spec.model.hidden_size = Some(96);
-            job.spec.model.image_size = Some(32);
-        }))
-        .expect("valid");
-        let model = valid.run_config.model;
         assert_eq!(
-            (model.hidden_size, model.mlp_size, model.image_size, model.heads),
-            (96, 384, 32, 3)
-        );
-    }
-
-    #[test]
-    fn when_and_by_whom_checkpoints_are_written_reaches_the_trainer() {
-        let valid = validate(&job(|job| {
-            job.spec.checkpoint.every_steps = Some(500);
-            job.spec.checkpoint.every_seconds = Some(600);
-            job.spec.checkpoint.writers = contract::CheckpointWriters::EveryRank;
-        }))
-        .expect("valid");
-        let checkpoint = valid.run_config.checkpoint;
-        assert_eq!(
-            (
-                checkpoint.every_steps,
-                checkpoint.every_seconds,
-                checkpoint.writers.count(1_000, 8)
-            ),
-            (Some(500), Some(600), 8)
-        );
-        let by_itself = contract::CheckpointWriters::Auto;
-        assert_eq!(
-            [1_000_000_000, 1_000_000_001].map(|parameters| by_itself.count(parameters, 8)),
-            [1, 8]
-        );
-        assert_eq!(
-            errors(|job| job.spec.checkpoint.every_steps = Some(-1)),
-            "spec.checkpoint.everySteps is -1: must be at least 1"
-        );
-    }
-
-    #[test]
-    fn auto_may_offload_parameters_because_it_chooses_the_stage() {
-        let offload = |strategy| {
-            job(|job| {
-                job.spec.parallelism.strategy = strategy;
-                job.spec.parallelism.offload = spec::Offload {
-                    optimizer: spec::OffloadTo::Cpu,
-                    parameters: spec::OffloadTo::Cpu,
-                };
-            })
-        };
-        validate(&offload(spec::Strategy::Auto)).expect("valid");
-        let refused = validate(&offload(spec::Strategy::Manual))
-            .expect_err("refused")
-            .to_string();
-        assert!(refused.contains("needs parallelism.zeroStage 3"), "{refused}");
-    }
-
-    #[test]
-    fn an_unknown_preset_is_refused_with_the_known_ones() {
-        let message = errors(|job| job.spec.model.name = Some("vit_mega".into()));
-        assert!(
-            message.starts_with("spec.model.name is vit_mega: must be vit_SIZE_patchP_PIXELS (SIZE tiny, ")
-                && !message.contains("; spec."),
-            "{message}"
-        );
-        assert_eq!(
-            errors(|job| {
-                job.spec.model.name = None;
-                job.spec.model.depth = Some(2);
-                job.spec.model.heads = Some(3);
-                job.spec.model.image_size = Some(32);
-            }),
-            "spec.model.patchSize is missing: must be given, unless model.name is a preset; \
-             spec.model.hiddenSize is missing: must be given, unless model.name is a preset"
-        );
-    }
-
-    #[test]
-    fn what_a_preset_and_own_sizes_break_together_is_found() {
-        assert_eq!(
-            errors(|job| job.spec.model.image_size = Some(100)),
-            "spec.model.imageSize is 100: must be a multiple of model.patchSize (16)"
-        );
-    }
-
-    #[test]
-    fn what_the_schema_refuses_is_refused_without_it() {
-        assert_eq!(
-            errors(|job| job.spec.checkpoint.path.clone_from(&job.spec.data.path)),
-            "spec.checkpoint.path is /data: must be a different folder from data.path"
-        );
-        assert_eq!(
-            errors(|job| job.spec.data.synthetic_images = Some(64)),
-            "spec.data.syntheticImages is 64: is only for format synthetic"
-        );
-        assert_eq!(
-            errors(|job| {
-                job.spec.data.format = spec::DataFormat::Synthetic;
-                job.spec.data.synthetic_images = Some(64);
-            }),
-            "spec.data.volume is given: is not for format synthetic, which has no files"
-        );
-        let origin = || {
-            Some(Origin {
-                locations: vec!["s3://images".into()],
-                credentials_secret: None,
-            })
-        };
-        let cache = |size: &str| {
-            Some(spec::Cache {
-                size_limit: size.into(),
-            })
-        };
-        assert_eq!(
-            errors(|job| {
-                job.spec.data.from = origin();
-                job.spec.data.volume = None;
-            }),
-            "spec.data.volume is missing: must be given for every format except synthetic, or data.cache with data.from"
-        );
-        assert_eq!(
-            errors(|job| {
-                job.spec.data.from = origin();
-                job.spec.data.cache = cache("1Gi");
-            }),
-            "spec.data.cache is given: must not be given with data.volume"
-        );
-        assert_eq!(
-            errors(|job| {
-                job.spec.data.volume = None;
-                job.spec.data.cache = cache("1Gi");
-            }),
-            "spec.data.cache is given: needs data.from: it holds streamed files; spec.data.cache is given: is for the formats webDataset and parquet: other formats are fetched into data.volume"
-        );
-        let streamed = validate(&job(|job| {
-            job.spec.data.format = spec::DataFormat::Parquet;
-            job.spec.data.volume = None;
-            job.spec.data.from = origin();
-            job.spec.data.cache = cache("50Gi");
-        }))
-        .expect("valid");
-        let stream = streamed.run_config.data.from.expect("is streamed");
-        assert_eq!(
-            (stream.locations.as_slice(), stream.cache_bytes),
-            (&["s3://images".to_owned()][..], Some(50 << 30))
-        );
-        assert_eq!(
-            errors(|job| {
-                job.spec.data.from = origin();
-                job.spec.external = Some(spec::External {
-                    command: vec!["torchrun".into()],
-                });
-            }),
-            "spec.data.from is given: cannot be used with external: fetching needs vit-trainer in the image"
-        );
-    }
-
-    #[test]
-    fn all_errors_are_reported_at_once() {
-        let message = errors(|job| {
-            job.spec.workers.nodes = -1;
-            job.spec.checkpoint.volume = Some(Volume {
-                persistent_volume_claim: None,
-                host_path: None,
-                sub_path: None,
-            });
-            job.spec.data.volume = None;
-        });
-        for part in ["spec.workers.nodes", "spec.checkpoint.volume", "spec.data.volume"] {
-            assert!(message.contains(part), "{part} is not in: {message}");
-        }
-    }
-
-    #[test]
-    fn parameters_of_another_optimizer_schedule_or_precision_are_refused() {
-        let refused = errors(|job| {
-            job.spec.training.optimizer.momentum = Some(0.9);
-            job.spec.training.schedule.decay_rate = Some(0.5);
-            job.spec.training.loss_scale = serde_json::from_str("{}").ok();
-        });
-        assert_eq!(
-            refused,
-            "spec.training.optimizer.momentum is given: is a parameter of sgd only; \
-             spec.training.schedule.decayRate is 0.5: is a parameter of the schedule step only; \
-             spec.training.lossScale is given: needs training.precision fp16: other formats have no loss scale"
-        );
-        let refused = errors(|job| {
-            job.spec.training.optimizer.name = spec::OptimizerName::Sgd;
-            job.spec.training.optimizer.epsilon = Some(1e-8);
-            job.spec.training.schedule.name = spec::ScheduleName::Step;
-        });
-        assert_eq!(
-            refused,
-            "spec.training.optimizer.epsilon is given: is a parameter of adamw and lamb only; \
-             spec.training.schedule.decayEpochs is missing: the schedule step needs the number of epochs between two decays"
-        );
-    }
-
-    #[test]
-    fn data_defaults_are_those_of_the_contract_and_a_recipe_is_carried_over() {
-        let valid = validate(&job(|_| {})).expect("valid");
-        assert_eq!(
-            valid.run_config.data,
+            config.data,
             contract::DataConfig {
                 path: Some("/data".into()),
                 ..contract::DataConfig::plain(contract::DataFormat::Cifar10)
             }
         );
-        let recipe = "{format: webDataset, volume: {hostPath: {path: /srv}}, validationShards: \"val.tar\", \
-            decodeThreads: 3, maxCorruptFraction: 0.01, augmentation: {randomResizedCrop: {interpolation: bilinear}, \
-            horizontalFlip: 0.5, randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, \
-            repeatedAugmentation: 3}}";
-        let data = validate(&job(|job| {
-            job.spec.data = serde_saphyr::from_str(recipe).expect("parses");
-        }))
-        .expect("valid")
-        .run_config
-        .data;
+        assert_eq!(valid.max_restarts, 5);
+    }
+
+    #[test]
+    fn given_values_replace_those_of_presets_and_defaults() {
+        let config = valid([
+            "model.hiddenSize = 96",
+            "model.imageSize = 32",
+            "data = {format: webDataset, volume: {hostPath: {path: /srv}}, validationShards: val.tar, decodeThreads: 3}",
+            "data.augmentation.mixup = 0.8",
+            "checkpoint.everySteps = 500",
+            "checkpoint.everySeconds = 600",
+            "checkpoint.writers = EveryRank",
+        ])
+        .run_config;
+        let model = config.model;
         assert_eq!(
-            data.shards,
-            Some(contract::Shards {
-                train: "train-*.tar".into(),
-                validation: "val.tar".into()
-            })
+            (model.hidden_size, model.mlp_size, model.image_size, model.heads),
+            (96, 384, 32, 3)
         );
-        assert_eq!((data.decode_threads, data.max_corrupt_fraction), (Some(3), 0.01));
+        let shards = contract::Shards {
+            train: "train-*.tar".into(),
+            validation: "val.tar".into(),
+        };
         assert_eq!(
-            data.augmentation,
-            contract::Augmentation {
-                random_resized_crop: Some(contract::RandomResizedCrop {
-                    scale: [0.08, 1.0],
-                    ratio: [0.75, 4.0 / 3.0],
-                    interpolation: contract::Interpolation::Bilinear,
-                }),
-                horizontal_flip: 0.5,
-                rand_augment: Some("rand-m9-mstd0.5-inc1".into()),
-                mixup: 0.8,
-                cutmix: 1.0,
-                random_erasing: 0.25,
-                repeated_augmentation: 3,
-                ..contract::Augmentation::default()
-            }
+            (config.data.shards, config.data.decode_threads),
+            (Some(shards), Some(3))
+        );
+        assert_eq!(json!(config.data.augmentation.mixup), 0.8);
+        let checkpoint = config.checkpoint;
+        assert_eq!(
+            (
+                checkpoint.every_steps,
+                checkpoint.every_seconds,
+                checkpoint.writers
+            ),
+            (Some(500), Some(600), CheckpointWriters::EveryRank)
+        );
+        let streamed =
+            valid(["data = {format: parquet, from: {locations: ['s3://images']}, cache: {sizeLimit: 50Gi}}"]);
+        let stream = streamed.run_config.data.from.expect("is streamed");
+        assert_eq!(
+            (stream.locations.as_slice(), stream.cache_bytes),
+            (&["s3://images".to_owned()][..], Some(50 << 30))
         );
     }
 
     #[test]
-    fn an_unknown_policy_and_what_is_for_other_formats_are_refused() {
-        let message = errors(|job| {
-            job.spec.data.augmentation.rand_augment = Some("v0".into());
-            job.spec.data.train_shards = Some("*.tar".into());
-            job.spec.data.class_order = contract::ClassOrder::Natural;
-            job.spec.data.label_column = Some("fine_label".into());
-            job.spec.training.class_weights = Some(spec::ClassWeights::default());
-        });
-        for part in [
-            "spec.data.augmentation.randAugment is v0: must be rand, then any of -mN",
-            "spec.data.trainShards is *.tar: is only for format webDataset",
-            "spec.data.labelColumn is fine_label: is only for format parquet",
-            "spec.training.classWeights is empty: set balanced to true or give values, but not both",
-            "spec.data.classOrder is natural: is only for format imageFolder",
-        ] {
-            assert!(message.contains(part), "{part} is not in: {message}");
+    fn large_models_are_written_by_every_rank() {
+        let writers = [1_000_000_000, 1_000_000_001].map(|size| CheckpointWriters::Auto.count(size, 8));
+        assert_eq!(writers, [1, 8]);
+    }
+
+    /// Changed fields, and the beginnings of all resulting errors.
+    const CHANGES: &str = r"
+parallelism.strategy = Auto
+parallelism.offload = {optimizer: CPU, parameters: CPU}
+  valid
+parallelism.offload = {optimizer: CPU, parameters: CPU}
+  parallelism.offload.parameters is CPU: needs parallelism.zeroStage 3
+workers.nodes = -1
+checkpoint.volume = {}
+data.volume = null
+  workers.nodes is -1: must be at least 1
+  data.volume is missing: must be given for every format except synthetic, or data.cache with data.from
+  checkpoint.volume is without a source: give exactly one of persistentVolumeClaim and hostPath
+training.optimizer = {betas: [0.9, 1.5]}
+  training.optimizer.betas[1] is 1.5: must be at most 0.999999
+model.name = vit_mega
+  model.name is vit_mega: must be vit_SIZE_patchP_PIXELS (SIZE tiny,
+model = {depth: 2, heads: 3, imageSize: 32, numClasses: 10}
+  model.patchSize is missing: must be given, unless model.name is a preset
+  model.hiddenSize is missing: must be given, unless model.name is a preset
+model.imageSize = 100
+  model.imageSize is 100: must be a multiple of model.patchSize (16)
+model.pretrained = {path: ../secret, volume: {hostPath: {path: /srv}}}
+  model.pretrained.path is ../secret: must be the path of a file in the volume, without . or ..
+model.pretrained = {path: /etc/passwd, volume: {hostPath: {path: /srv}}}
+  model.pretrained.path is /etc/passwd: must be
+model.pretrained = {path: a/../../b, volume: {hostPath: {path: /srv}}}
+  model.pretrained.path is a/../../b: must be
+checkpoint.path = /data
+  checkpoint.path is /data: must be a different folder from data.path
+data.syntheticImages = 64
+  data.syntheticImages is 64: is only for format synthetic
+data.format = synthetic
+data.syntheticImages = 64
+  data.volume is given: is not for format synthetic, which has no files
+data.volume = null
+data.from = {locations: ['s3://images']}
+  data.volume is missing: must be given for every format except synthetic, or data.cache with data.from
+data.from = {locations: ['s3://images']}
+data.cache = {sizeLimit: 1Gi}
+  data.cache is given: must not be given with data.volume
+data.volume = null
+data.cache = {sizeLimit: 1Gi}
+  data.cache is given: needs data.from: it holds streamed files
+  data.cache is given: is for the formats webDataset and parquet: other formats are fetched into data.volume
+data.from = {locations: ['s3://images']}
+external = {command: [torchrun]}
+  data.from is given: cannot be used with external: fetching needs vit-trainer in the image
+training.optimizer = {momentum: 0.9}
+training.schedule = {decayRate: 0.5}
+training.lossScale = {}
+  training.optimizer.momentum is given: is a parameter of sgd only
+  training.schedule.decayRate is 0.5: is a parameter of the schedule step only
+  training.lossScale is given: needs training.precision fp16: other formats have no loss scale
+training.optimizer = {name: sgd, epsilon: 1.0e-8}
+training.schedule = {name: step}
+  training.optimizer.epsilon is given: is a parameter of adamw and lamb only
+  training.schedule.decayEpochs is missing: the schedule step needs the number of epochs between two decays
+training.classWeights = {}
+data.augmentation.randAugment = v0
+data.trainShards = '*.tar'
+data.labelColumn = fine_label
+data.classOrder = natural
+  data.trainShards is *.tar: is only for format webDataset
+  data.labelColumn is fine_label: is only for format parquet
+  data.classOrder is natural: is only for format imageFolder
+  training.classWeights is empty: set balanced to true or give values, but not both
+  data.augmentation.randAugment is v0: must be rand, then any of -mN
+workers.nodes = 4
+elastic = {minNodes: 5, maxNodes: 3}
+  elastic.minNodes is 5: must be at most workers.nodes, which is 4
+  elastic.maxNodes is 3: must be at least workers.nodes, which is 4
+workers.podLabels = {team: vision}
+workers.podAnnotations = {k8s.v1.cni.cncf.io/networks: rdma}
+workers.env = [{name: TOKEN, valueFrom: {secretKeyRef: {name: a, key: b}}}]
+workers.envFrom = [{configMapRef: {name: nccl}}, {secretRef: {name: keys}, prefix: KEY_}]
+workers.volumes = [{name: scratch, emptyDir: {}}, {name: bucket, csi: {driver: gcsfuse.csi.storage.gke.io}}]
+workers.volumeMounts = [{name: scratch, mountPath: /scratch}, {name: bucket, mountPath: /tmpfiles}]
+workers.runAsUser = 0
+workers.capabilities = [IPC_LOCK]
+  valid
+workers.volumes = [{name: tmp, emptyDir: {}}, {name: two, emptyDir: {}, secret: {secretName: a}}, {name: old, gitRepo: {repository: a}}, {name: twice, emptyDir: {}}, {name: twice, emptyDir: {}}]
+workers.volumeMounts = [{name: twice, mountPath: /a}, {name: twice, mountPath: /a}, {name: none, mountPath: /b}, {name: two, mountPath: /etc/vit/more}, {name: two, mountPath: /data}, {name: two, mountPath: /checkpoints}]
+  workers.volumes is tmp: the names run-config, tmp, shared-memory, data, pretrained and checkpoints are taken by the operator; use another name
+  workers.volumes is two: give each volume exactly one source, such as configMap, secret, persistentVolumeClaim or csi
+  workers.volumes is old: give each volume exactly one source
+  workers.volumes is twice: must be the name of one volume only
+  workers.volumeMounts is /a: must be the mountPath of one volume only
+  workers.volumeMounts is none: each entry of volumeMounts must have the name of one of volumes
+  workers.volumeMounts is /etc/vit/more: the operator mounts its own volumes at /etc/vit, /tmp, /dev/shm, /dev/termination-log and /pretrained; use another mountPath
+  workers.volumeMounts is /data: a mountPath of workers.volumeMounts must differ from data.path and checkpoint.path, where the job's own volumes are
+  workers.volumeMounts is /checkpoints: a mountPath of workers.volumeMounts must differ from data.path
+";
+
+    #[test]
+    fn each_error_names_field_value_and_what_would_be_right() {
+        let mut lines = CHANGES.trim().lines().peekable();
+        while lines.peek().is_some() {
+            let mut next = |is_change| {
+                let lines = std::iter::from_fn(|| lines.next_if(|line| line.starts_with("  ") != is_change));
+                lines.map(str::trim_start).collect::<Vec<&str>>()
+            };
+            let (changes, expected) = (next(true), next(false));
+            let errors = validate(&job(changes.clone())).map_or_else(|errors| errors.0, |_| vec![]);
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            let expected: Vec<&str> = expected.into_iter().filter(|line| *line != "valid").collect();
+            let are_same = errors
+                .iter()
+                .zip(&expected)
+                .all(|(error, start)| error.starts_with(start));
+            assert!(
+                are_same && errors.len() == expected.len(),
+                "{changes:#?}: {errors:#?} instead of {expected:#?}"
+            );
         }
     }
 
     #[test]
-    fn an_elastic_job_has_every_size_that_shares_its_global_batch() {
-        let sizes = |elastic: Option<(i32, Option<i32>)>| {
-            let valid = validate(&job(|job| {
-                job.spec.workers.nodes = 4;
-                job.spec.elastic =
-                    elastic.map(|(min_nodes, max_nodes)| spec::Elastic { min_nodes, max_nodes });
-            }))
-            .expect("valid");
-            let batch = valid.run_config.global_batch_size();
-            for nodes in &valid.sizes {
-                let config = valid.run_config_on(*nodes);
-                assert_eq!((config.nodes, config.global_batch_size()), (*nodes, batch));
-            }
-            valid.sizes
-        };
-        assert_eq!(sizes(None), [4]);
-        assert_eq!(sizes(Some((4, None))), [4]);
-        assert_eq!(sizes(Some((3, Some(5)))), [4]);
-        // 4 x 16 images.
-        assert_eq!(sizes(Some((1, None))), [4, 2, 1]);
-        assert_eq!(sizes(Some((2, Some(9)))), [8, 4, 2]);
-    }
-
-    #[test]
-    fn bounds_of_an_elastic_job_that_say_nothing_are_refused() {
-        let message = |min_nodes, max_nodes| {
-            errors(|job| {
-                job.spec.workers.nodes = 4;
-                job.spec.elastic = Some(spec::Elastic {
-                    min_nodes,
-                    max_nodes: Some(max_nodes),
-                });
-            })
-        };
+    fn the_errors_of_a_job_are_one_message() {
+        let error = validate(&job([
+            "workers.nodes = 4",
+            "elastic = {minNodes: 5, maxNodes: 3}",
+        ]));
         assert_eq!(
-            message(5, 3),
+            error.expect_err("refused").to_string(),
             "spec.elastic.minNodes is 5: must be at most workers.nodes, which is 4; \
              spec.elastic.maxNodes is 3: must be at least workers.nodes, which is 4"
         );
+    }
+
+    #[test]
+    fn an_elastic_job_has_every_size_that_shares_its_global_batch() {
+        for (elastic, sizes) in [
+            ("null", vec![4]),
+            ("{minNodes: 4}", vec![4]),
+            ("{minNodes: 3, maxNodes: 5}", vec![4]),
+            // 4 x 16 images.
+            ("{minNodes: 1}", vec![4, 2, 1]),
+            ("{minNodes: 2, maxNodes: 9}", vec![8, 4, 2]),
+        ] {
+            let valid = valid(["workers.nodes = 4", &format!("elastic = {elastic}")]);
+            assert_eq!(valid.sizes, sizes);
+            let batch = valid.run_config.global_batch_size();
+            for nodes in sizes {
+                let config = valid.run_config_on(nodes);
+                assert_eq!((config.nodes, config.global_batch_size()), (nodes, batch));
+            }
+        }
     }
 
     #[test]
