@@ -6,70 +6,58 @@ use crds::study::{GlobalBatch, Sweep, Variant, ViTScalingStudySpec};
 use crds::{ViTTrainingJob, ViTTrainingJobSpec};
 use serde_json::Value;
 
-use super::{Choice, count};
+use super::key::key;
+use super::{Choice, Run, count};
 
-/// A job with its resolved settings.
-pub(super) struct Job {
-    pub(super) spec: ViTTrainingJobSpec,
-    pub(super) config: RunConfig,
-    /// Speed of each rank; empty if no slower device is emulated.
-    pub(super) speeds: Vec<f64>,
-    /// Ranks of a full node.
-    pub(super) gpus_per_node: i32,
-}
-
-impl Job {
-    /// Builds the job of one choice of a sweep's values. The error says why the job is invalid.
-    pub(super) fn new(
-        study: &ViTScalingStudySpec,
-        sweep: &Sweep,
-        choice: Choice<'_>,
-    ) -> Result<Self, String> {
-        let mut spec = merged(&study.template.spec, choice.variant)?;
-        if spec.elastic.is_some() {
-            return Err("elastic is set: a point has a fixed number of ranks, remove it".into());
-        }
-        if spec.parallelism.strategy == Strategy::Auto {
-            return Err(
-                "parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant"
-                    .into(),
-            );
-        }
-        let gpus_per_node = spec.workers.gpus_per_node;
-        if gpus_per_node < 1 {
-            return Err(format!(
-                "workers.gpusPerNode is {gpus_per_node}: must be at least 1"
-            ));
-        }
-        let repetitions = study.measure.repetitions;
-        let seed = i64::try_from(spec.training.seed).ok();
-        if seed
-            .and_then(|seed| seed.checked_add(repetitions.into()))
-            .is_none()
-        {
-            return Err(format!(
-                "training.seed is {}: leaves no room for {repetitions} repetitions, each with its own seed",
-                spec.training.seed
-            ));
-        }
-        spec.training.epochs = count(study.measure.epochs);
-        if let Some(accumulation) = choice.accumulation {
-            spec.training.gradient_accumulation_steps = count(accumulation);
-        }
-        if let Some(images) = choice.micro_batch_size {
-            spec.training.micro_batch_size = count(images);
-        }
-        if let Some(ranks) = choice.ranks {
-            on_ranks(&mut spec, sweep, ranks)?;
-        }
-        let config = config(&spec)?;
-        Ok(Self {
-            speeds: speeds(choice.variant, &config, spec.external.is_some())?,
-            spec,
-            config,
-            gpus_per_node,
-        })
+/// Builds the run of one choice of a sweep's values, without a label. The error says why its job is
+/// invalid.
+pub(super) fn run(study: &ViTScalingStudySpec, sweep: &Sweep, choice: Choice<'_>) -> Result<Run, String> {
+    let mut spec = merged(&study.template.spec, choice.variant)?;
+    if spec.elastic.is_some() {
+        return Err("elastic is set: a point has a fixed number of ranks, remove it".into());
     }
+    if spec.parallelism.strategy == Strategy::Auto {
+        return Err(
+            "parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant".into(),
+        );
+    }
+    let gpus_per_node = spec.workers.gpus_per_node;
+    if gpus_per_node < 1 {
+        return Err(format!(
+            "workers.gpusPerNode is {gpus_per_node}: must be at least 1"
+        ));
+    }
+    let repetitions = study.measure.repetitions;
+    let seed = i64::try_from(spec.training.seed).ok();
+    if seed
+        .and_then(|seed| seed.checked_add(repetitions.into()))
+        .is_none()
+    {
+        return Err(format!(
+            "training.seed is {}: leaves no room for {repetitions} repetitions, each with its own seed",
+            spec.training.seed
+        ));
+    }
+    spec.training.epochs = count(study.measure.epochs);
+    if let Some(accumulation) = choice.accumulation {
+        spec.training.gradient_accumulation_steps = count(accumulation);
+    }
+    if let Some(images) = choice.micro_batch_size {
+        spec.training.micro_batch_size = count(images);
+    }
+    if let Some(ranks) = choice.ranks {
+        on_ranks(&mut spec, sweep, ranks)?;
+    }
+    let config = config(&spec)?;
+    let speeds = speeds(choice.variant, &config, spec.external.is_some())?;
+    Ok(Run {
+        key: key(&spec, &speeds),
+        label: String::new(),
+        spec,
+        speeds,
+        gpus_per_node,
+        config,
+    })
 }
 
 /// Applies a variant to the template: removes the fields in `without`, then merges its `spec`.

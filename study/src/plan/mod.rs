@@ -14,8 +14,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use check::check;
-use job::Job;
-use key::key;
 
 /// All points and runs of a study.
 #[derive(Clone, Debug, PartialEq)]
@@ -199,12 +197,8 @@ impl Plan {
             point: choice.words(),
             reason,
         };
-        let Job {
-            spec,
-            config,
-            speeds,
-            gpus_per_node,
-        } = Job::new(study, sweep, choice).map_err(refused)?;
+        let run = job::run(study, sweep, choice).map_err(refused)?;
+        let config = &run.config;
         let point = Point {
             sweep: sweep.name.clone(),
             mode: sweep.mode,
@@ -213,8 +207,8 @@ impl Plan {
             gradient_accumulation_steps: config.training.gradient_accumulation_steps,
             global_batch_size: config.global_batch_size(),
             variant: choice.variant.map(|variant| variant.name.clone()),
-            speeds: speeds.clone(),
-            gpus_per_node,
+            speeds: run.speeds.clone(),
+            gpus_per_node: run.gpus_per_node,
             first_micro_batch_size: match sweep.global_batch {
                 GlobalBatch::Grows => config.training.micro_batch_size,
                 GlobalBatch::Fixed => {
@@ -223,22 +217,12 @@ impl Plan {
             },
             run: 0,
         };
-        let key = key(&spec, &speeds);
-        let run = self
-            .runs
-            .iter()
-            .position(|run| run.key == key)
-            .unwrap_or_else(|| {
-                self.runs.push(Run {
-                    key,
-                    label: point.label(),
-                    spec,
-                    speeds,
-                    gpus_per_node,
-                    config,
-                });
-                self.runs.len() - 1
-            });
+        let known = self.runs.iter().position(|known| known.key == run.key);
+        let run = known.unwrap_or_else(|| {
+            let label = point.label();
+            self.runs.push(Run { label, ..run });
+            self.runs.len() - 1
+        });
         self.points.push(Point { run, ..point });
         Ok(())
     }
