@@ -2,12 +2,18 @@
 
 pub mod status;
 
-use kube::{CustomResource, KubeSchema};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use contract::ConfigError;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use kube::{CustomResource, CustomResourceExt as _, KubeSchema};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::spec::ViTTrainingJobSpec;
+use crate::spec::{ViTTrainingJobSpec, sections};
+use crate::validate::outside;
 use status::ViTScalingStudyStatus;
 
 /// ViTScalingStudy measures one job at many points: ranks, batch sizes and any other change.
@@ -52,6 +58,15 @@ pub struct ViTScalingStudySpec {
     /// are kept.
     #[serde(default)]
     pub suspend: bool,
+}
+
+impl ViTScalingStudySpec {
+    /// Every value that is out of the schema's bounds.
+    pub fn out_of_bounds(&self) -> Vec<ConfigError> {
+        static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> =
+            LazyLock::new(|| sections(ViTScalingStudy::crd()));
+        outside(&SECTIONS["spec"], self)
+    }
 }
 
 /// JobTemplate is a job without a name.
@@ -244,8 +259,6 @@ fn changeable(schema: &mut Schema) {
 
 #[cfg(test)]
 mod tests {
-    use kube::CustomResourceExt as _;
-
     use super::*;
 
     #[test]
@@ -267,7 +280,7 @@ mod tests {
             let schema = if section == "job" {
                 serde_json::to_value(crate::spec::schema("spec"))
             } else {
-                let sections = crate::spec::sections(ViTScalingStudy::crd());
+                let sections = sections(ViTScalingStudy::crd());
                 let template = sections["spec"].properties.as_ref().expect("fields")["template"].clone();
                 serde_json::to_value(&template.properties.expect("fields")["spec"])
             };

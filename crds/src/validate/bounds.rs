@@ -1,4 +1,5 @@
-//! The schema's bounds of numbers, for use outside a cluster, where no API server checks them.
+//! The schema's bounds of numbers and lists, for use outside a cluster, where no API server
+//! checks them.
 
 use contract::ConfigError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -8,17 +9,28 @@ use serde_json::Value;
 
 use crate::spec::schema;
 
-/// Every number of a job's spec, or of a run configuration, that is out of bounds: their fields have
+/// Every value of a job's spec, or of a run configuration, that is out of bounds: their fields have
 /// the same names.
 pub fn out_of_bounds(spec: &impl serde::Serialize) -> Vec<ConfigError> {
+    outside(schema("spec"), spec)
+}
+
+pub(crate) fn outside(schema: &JSONSchemaProps, spec: &impl serde::Serialize) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     // Only a map with keys that are not strings could fail here, and a spec has none.
     let value = serde_json::to_value(spec).unwrap_or_default();
-    check(schema("spec"), &value, "", &mut errors);
+    check(schema, &value, "", &mut errors);
     errors
 }
 
 fn check(schema: &JSONSchemaProps, value: &Value, path: &str, errors: &mut Vec<ConfigError>) {
+    let mut refuse = |value: String, expected: String| {
+        errors.push(ConfigError {
+            field: path.to_owned().into(),
+            value,
+            expected,
+        });
+    };
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
@@ -30,26 +42,33 @@ fn check(schema: &JSONSchemaProps, value: &Value, path: &str, errors: &mut Vec<C
             }
         }
         Value::Array(values) => {
-            if let Some(JSONSchemaPropsOrArray::Schema(schema)) = &schema.items {
+            let most = schema.max_items.filter(|most| values.len() as i64 > *most);
+            if let Some(most) = most {
+                refuse(
+                    format!("a list of {}", values.len()),
+                    format!("must have at most {most}"),
+                );
+            }
+            if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+                // Elements of a map are named by their key.
+                let key = schema
+                    .x_kubernetes_list_map_keys
+                    .as_ref()
+                    .and_then(|keys| keys.first());
                 for (index, value) in values.iter().enumerate() {
-                    check(schema, value, &format!("{path}[{index}]"), errors);
+                    let name = key.and_then(|key| value[key].as_str());
+                    let name = name.map_or_else(|| index.to_string(), str::to_owned);
+                    check(items, value, &format!("{path}[{name}]"), errors);
                 }
             }
         }
         Value::Number(number) => {
             let value = number.as_f64();
-            let below = schema.minimum.filter(|least| value < Some(*least));
-            let above = schema.maximum.filter(|most| value > Some(*most));
-            let expected = match (below, above) {
-                (Some(least), _) => format!("must be at least {least}"),
-                (None, Some(most)) => format!("must be at most {most}"),
-                (None, None) => return,
-            };
-            errors.push(ConfigError {
-                field: path.to_owned().into(),
-                value: number.to_string(),
-                expected,
-            });
+            if let Some(least) = schema.minimum.filter(|least| value < Some(*least)) {
+                refuse(number.to_string(), format!("must be at least {least}"));
+            } else if let Some(most) = schema.maximum.filter(|most| value > Some(*most)) {
+                refuse(number.to_string(), format!("must be at most {most}"));
+            }
         }
         Value::Null | Value::Bool(_) | Value::String(_) => {}
     }

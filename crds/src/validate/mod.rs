@@ -21,6 +21,7 @@ use kube::ResourceExt;
 use crate::spec::{self, Origin, ViTTrainingJob, Volume};
 use crate::status::AdmissionStatus;
 pub use bounds::out_of_bounds;
+pub(crate) use bounds::outside;
 pub use data::DataFiles;
 
 /// A job that can run. Only [`validate`] creates it.
@@ -588,6 +589,8 @@ data.volume = null
   checkpoint.volume is without a source: give exactly one of persistentVolumeClaim and hostPath
 training.optimizer = {betas: [0.9, 1.5]}
   training.optimizer.betas[1] is 1.5: must be at most 0.999999
+workers.supplementalGroups = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
+  workers.supplementalGroups is a list of 17: must have at most 16
 model.name = vit_mega
   model.name is vit_mega: must be vit_SIZE_patchP_PIXELS (SIZE tiny,
 model = {depth: 2, heads: 3, imageSize: 32, numClasses: 10}

@@ -6,7 +6,7 @@ mod key;
 
 use std::time::Duration;
 
-use contract::{Measurement, RunConfig};
+use contract::{ConfigError, Measurement, RunConfig};
 use crds::ViTTrainingJobSpec;
 use crds::spec::Homogeneity;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
@@ -92,15 +92,8 @@ pub struct InvalidStudy(pub Vec<Problem>);
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Problem {
     /// A field of the study.
-    #[error("spec.{field} is {value}: {expected}")]
-    Field {
-        /// Its path.
-        field: String,
-        /// Its value.
-        value: String,
-        /// The rule.
-        expected: String,
-    },
+    #[error("spec.{0}")]
+    Field(ConfigError),
     /// A point's job is invalid.
     #[error("the point {point} of spec.sweeps[{sweep}] is not a valid job: {reason}")]
     Point {
@@ -127,8 +120,7 @@ struct Choice<'a> {
 /// # Errors
 /// All violated rules.
 pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
-    let mut problems = Vec::new();
-    check(study, &mut problems);
+    let mut problems: Vec<Problem> = check(study).into_iter().map(Problem::Field).collect();
     let mut plan = Plan {
         points: vec![],
         runs: vec![],
@@ -181,11 +173,11 @@ impl Plan {
         for (place, variant) in sweep.variants.iter().enumerate() {
             let own = runs(variant);
             if let Some(same) = sweep.variants[..place].iter().find(|other| runs(other) == own) {
-                return Err(Problem::Field {
-                    field: format!("sweeps[{}].variants[{}]", sweep.name, variant.name),
+                return Err(Problem::Field(ConfigError {
+                    field: format!("sweeps[{}].variants[{}]", sweep.name, variant.name).into(),
                     value: format!("the same job as variant {:?} at every point", same.name),
                     expected: "variants must differ".into(),
-                });
+                }));
             }
         }
         Ok(())
@@ -524,117 +516,101 @@ mod tests {
         );
     }
 
+    /// A field, and a part of the error that it causes.
+    const REFUSED: &str = r#"
+sweeps = []
+  spec.sweeps is empty: must have at least one sweep
+sweeps = [{name: s, mode: Strong, ranks: [2]}]
+  spec.sweeps[s].ranks is a list of 1: mode Strong needs at least two values
+sweeps = [{name: s, mode: Batch, microBatchSize: [8, 8]}]
+  spec.sweeps[s].microBatchSize is 8 twice: values must differ
+sweeps = [{name: s, mode: Strong, ranks: [0, 1]}]
+  spec.sweeps[s].ranks[0] is 0: must be at least 1
+sweeps = [{name: s, mode: Weak, ranks: [1, 2]}]
+  spec.sweeps[s].fractionPerRank is missing: must be given with mode Weak, and with no other
+sweeps = [{name: s, mode: Batch, microBatchSize: [8, 16], globalBatch: Fixed}]
+  spec.sweeps[s].globalBatch is Fixed: needs ranks to divide the images among
+sweeps = [{name: s, mode: Strong, ranks: [1, 3], globalBatch: Fixed}]
+  the micro-batches of 1 ranks have 16 images together: must be a multiple of 3 ranks
+sweeps = [{name: s, mode: Strong, ranks: [1, 2]}, {name: s, mode: Strong, ranks: [1, 2]}]
+  spec.sweeps is "s" twice: names must differ
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]
+  spec.sweeps[s].variants[a].speeds[0] is 2.0: must be at most 1
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]
+  the point variant "b" of spec.sweeps[s] is not a valid job: spec.external.command is empty: must name a program
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {external: {command: [x]}}}]}]
+  the point variant "b" of spec.sweeps[s] is not a valid job: speeds are set with external: an external trainer cannot be slowed down
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]
+  spec.sweeps[s].variants.spec is 3: must be fields of a ViTTrainingJob's spec
+sweeps = [{name: ../s, mode: Strong, ranks: [1, 2]}]
+  spec.sweeps is "../s": names must have 1 to 40 lowercase letters, digits and inner hyphens
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: 5}}]}]
+  invalid type
+sweeps = [{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: cpu}}]}]
+  invalid type
+sweeps = [{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: {gpusPerNode: 0}}}]}]
+  workers.gpusPerNode is 0: must be at least 1
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {seed: 9223372036854775806}}}]}]
+  training.seed is 9223372036854775806: leaves no room for 3 repetitions, each with its own seed
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {elastic: {minNodes: 1}}}]}]
+  elastic is set: a point has a fixed number of ranks, remove it
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {parallelism: {strategy: Auto}}}]}]
+  parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]
+  spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to remove the template's field, list training.schedule in without
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {}}}]}]
+  spec.sweeps[s].variants[b] is the same job as variant "a" at every point: variants must differ
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]
+  is not a valid job: without names training.shedule: the template's spec has no such field
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [model.heads.training]}]}]
+  is not a valid job: without names model.heads.training: the template's spec has no such field
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {model: {heads: 5}}}]}]
+  the point variant "b" of spec.sweeps[s] is not a valid job: spec.model.hiddenSize is 96: must be a multiple of model.heads (5)
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {epoch: 5}}}]}]
+  unknown field `epoch`
+sweeps = [{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {workers: {device: auto}}}]}]
+  speeds need workers.device cpu: slower GPUs cannot be emulated
+measure.epochs = 0
+  spec.measure.epochs is 0: must be at least 1
+measure.repetitions = 101
+  spec.measure.repetitions is 101: must be at most 100
+predict.ranks = [2, 0]
+  spec.predict.ranks[1] is 0: must be at least 1
+predict.ranks = [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+  spec.predict.ranks is a list of 33: must have at most 32
+template.spec.training.epochs = 0
+  spec.template.spec.training.epochs is 0: must be at least 1
+sweeps = [{name: v, mode: Variants, variants: [{name: a}, {name: ''}]}]
+  spec.sweeps[v].variants.name is "": must have 1 to 40 characters
+"#;
+
     #[test]
     fn what_cannot_be_measured_is_named() {
-        for (sweeps, expected) in [
-            ("[]", "spec.sweeps is empty: must have at least one sweep"),
-            (
-                "[{name: s, mode: Strong, ranks: [2]}]",
-                "spec.sweeps[s].ranks is a list of 1: mode Strong needs at least two values",
-            ),
-            (
-                "[{name: s, mode: Batch, microBatchSize: [8, 8]}]",
-                "spec.sweeps[s].microBatchSize is 8 twice: values must differ",
-            ),
-            (
-                "[{name: s, mode: Strong, ranks: [0, 1]}]",
-                "spec.sweeps[s].ranks is 0: must be 1 to 65536",
-            ),
-            (
-                "[{name: s, mode: Weak, ranks: [1, 2]}]",
-                "spec.sweeps[s].fractionPerRank is missing: must be given with mode Weak, and with no other",
-            ),
-            (
-                "[{name: s, mode: Batch, microBatchSize: [8, 16], globalBatch: Fixed}]",
-                "spec.sweeps[s].globalBatch is Fixed: needs ranks to divide the images among",
-            ),
-            (
-                "[{name: s, mode: Strong, ranks: [1, 3], globalBatch: Fixed}]",
-                "the micro-batches of 1 ranks have 16 images together: must be a multiple of 3 ranks",
-            ),
-            (
-                "[{name: s, mode: Strong, ranks: [1, 2]}, {name: s, mode: Strong, ranks: [1, 2]}]",
-                "spec.sweeps is \"s\" twice: names must differ",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]",
-                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, a share of a core's speed",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] is not a valid job: spec.external.command is empty: must name a program",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {external: {command: [x]}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] is not a valid job: speeds are set with external: an external trainer cannot be slowed down",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]",
-                "spec.sweeps[s].variants.spec is 3: must be fields of a ViTTrainingJob's spec",
-            ),
-            (
-                "[{name: ../s, mode: Strong, ranks: [1, 2]}]",
-                "spec.sweeps is \"../s\": names must have 1 to 40 lowercase letters, digits and inner hyphens",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: 5}}]}]",
-                "invalid type",
-            ),
-            (
-                "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: cpu}}]}]",
-                "invalid type",
-            ),
-            (
-                "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: {gpusPerNode: 0}}}]}]",
-                "workers.gpusPerNode is 0: must be at least 1",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {seed: 9223372036854775806}}}]}]",
-                "training.seed is 9223372036854775806: leaves no room for 3 repetitions, each with its own seed",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {elastic: {minNodes: 1}}}]}]",
-                "elastic is set: a point has a fixed number of ranks, remove it",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {parallelism: {strategy: Auto}}}]}]",
-                "parallelism.strategy is Auto: a point needs a fixed strategy, make each one a variant",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]",
-                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to remove the template's field, list training.schedule in without",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {}}}]}]",
-                "spec.sweeps[s].variants[b] is the same job as variant \"a\" at every point: variants must differ",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]",
-                "is not a valid job: without names training.shedule: the template's spec has no such field",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [model.heads.training]}]}]",
-                "is not a valid job: without names model.heads.training: the template's spec has no such field",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {model: {heads: 5}}}]}]",
-                "the point variant \"b\" of spec.sweeps[s] is not a valid job: spec.model.hiddenSize is 96: must be a multiple of model.heads (5)",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {epoch: 5}}}]}]",
-                "unknown field `epoch`",
-            ),
-            (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {workers: {device: auto}}}]}]",
-                "speeds need workers.device cpu: slower GPUs cannot be emulated",
-            ),
-        ] {
-            let message = message(sweeps);
-            assert!(message.contains(expected), "{sweeps}: {message}");
+        let lines: Vec<&str> = REFUSED.trim().lines().collect();
+        for case in lines.chunks(2) {
+            let (path, value) = case[0].split_once(" = ").expect("a field and its value");
+            let mut study: Value = serde_saphyr::from_str(EXAMPLE).expect("a study");
+            let spec = &mut study["spec"];
+            let place = path.split('.').fold(spec, |place, key| &mut place[key]);
+            *place = serde_saphyr::from_str(value).expect("YAML");
+            let study: crds::ViTScalingStudy = serde_json::from_value(study).expect("a study");
+            let message = plan(&study.spec).expect_err(case[0]).to_string();
+            assert!(message.contains(case[1].trim_start()), "{case:#?}: {message}");
         }
-        let mut study: crds::ViTScalingStudy = serde_saphyr::from_str(EXAMPLE).expect("a study");
-        study.spec.measure.repetitions = 0;
-        let message = plan(&study.spec).expect_err("refused").to_string();
-        assert_eq!(message, "spec.measure.repetitions is 0: must be 1 to 100");
+    }
+
+    #[test]
+    fn the_points_of_all_sweeps_together_are_bounded() {
+        let sweeps = |last: i32| {
+            let [first, values] = [16, 32].map(|last| (1..=last).collect::<Vec<i32>>());
+            let rest: Vec<i32> = (1..=last).collect();
+            let lists = |rest| {
+                format!("mode: Batch, microBatchSize: {values:?}, gradientAccumulationSteps: {rest:?}")
+            };
+            format!("[{{name: a, {}}}, {{name: b, {}}}]", lists(&first), lists(&rest))
+        };
+        let refused = "spec.sweeps is 1024 points in total: must be at most 1000";
+        assert_eq!(message(&sweeps(16)), refused);
+        assert_eq!(planned(&sweeps(15)).expect("a plan").points.len(), 992);
     }
 }
