@@ -2,42 +2,8 @@
 
 use contract::{ConfigError, DataConfig, DataFormat};
 
-use super::{Mount, Origin, count, refuse, volume};
+use super::{count, refuse, volume};
 use crate::spec;
-
-/// Location of a data set's files in a pod.
-#[derive(Clone, Debug, PartialEq)]
-pub enum DataFiles {
-    /// In a mounted volume, read-only for the trainer.
-    Mounted {
-        /// The volume.
-        mount: Mount,
-        /// Files to fetch into it before the ranks start.
-        origin: Option<Origin>,
-    },
-    /// Elsewhere, with a cache of recently read parts in the pod.
-    Cached {
-        /// Source of the files.
-        origin: Origin,
-        /// Limits of the cache.
-        cache: spec::Cache,
-        /// Folder of the cache.
-        path: String,
-    },
-}
-
-/// Location of the files; `None` without files or if rules are broken.
-pub(super) fn files(data: &spec::Data) -> Option<DataFiles> {
-    let path = data.path.clone();
-    match (data.volume.clone(), data.from.clone(), data.cache.clone()) {
-        (Some(volume), origin, None) => Some(DataFiles::Mounted {
-            mount: Mount { volume, path },
-            origin,
-        }),
-        (None, Some(origin), Some(cache)) => Some(DataFiles::Cached { origin, cache, path }),
-        _ => None,
-    }
-}
 
 /// Refuses data without a source or with two.
 fn sources(data: &spec::Data, errors: &mut Vec<ConfigError>) {
@@ -117,16 +83,14 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
             "is only for format imageFolder",
         );
     }
+    // A cache of another format was refused above.
+    let cache = data.cache.as_ref().filter(|_| format.can_stream());
     DataConfig {
         format,
         path: format.has_files().then(|| data.path.clone().into()),
         from: data.from.as_ref().map(|origin| contract::Origin {
             locations: origin.locations.clone(),
-            // An invalid cache was refused above.
-            cache_bytes: match files(data) {
-                Some(DataFiles::Cached { cache, .. }) if format.can_stream() => Some(cache.bytes()),
-                _ => None,
-            },
+            cache_bytes: cache.map(spec::Cache::bytes),
         }),
         synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
         shards: shards(data, format),

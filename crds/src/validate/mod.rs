@@ -12,34 +12,26 @@ use std::path::Path;
 use std::time::Duration;
 
 use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, Measurement, RunConfig};
-use k8s_openapi::api::core::v1::{
-    EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
-};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
-use crate::spec::{self, Origin, ViTTrainingJob, Volume};
+use crate::spec::{self, ViTTrainingJob, ViTTrainingJobSpec, Volume};
 use crate::status::AdmissionStatus;
 pub use bounds::out_of_bounds;
 pub(crate) use bounds::outside;
-pub use data::DataFiles;
+pub use model::PRETRAINED_FOLDER;
 
 /// A job that can run. Only [`validate`] creates it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ValidatedJob {
+    /// The manifest's, with the labels, tolerations and annotations of a granted quota.
+    pub spec: ViTTrainingJobSpec,
     /// The trainer's configuration on `workers.nodes` nodes, with the job's name.
     pub run_config: RunConfig,
     /// The allowed numbers of nodes, largest first; a job that is not elastic has one.
     pub sizes: Vec<u32>,
-    /// Settings of every pod.
-    pub pod: PodSettings,
-    /// The command of another trainer, if vit-trainer does not train.
-    pub external: Option<Vec<String>>,
-    /// The Kueue queue in which the job waits for quota.
-    pub queue_name: Option<String>,
-    /// Whether the operator chooses the sharding in `run_config.parallelism`.
-    pub strategy: spec::Strategy,
     /// Which GPUs are suitable.
     pub placement: PlacementRules,
     /// Maximum number of restarts without a new checkpoint.
@@ -48,82 +40,8 @@ pub struct ValidatedJob {
     pub start_timeout: Duration,
     /// How long a node may be not ready before its pods count as lost.
     pub node_lost_after: Duration,
-    /// Whether gangs avoid nodes on which attempts failed, if possible.
-    pub exclude_failed_nodes: bool,
-    /// Whether gangs avoid nodes on which ranks were slow, if possible.
-    pub exclude_stragglers: bool,
     /// Time limit of the job since it first had GPUs.
     pub active_deadline: Option<Duration>,
-    /// Whether the job is suspended.
-    pub suspend: bool,
-    /// Seconds a finished job is kept; `None` is forever.
-    pub ttl_seconds_after_finished: Option<u32>,
-}
-
-/// Settings of every pod of a job.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PodSettings {
-    /// Container image of the trainer.
-    pub image: String,
-    /// When kubelets pull it.
-    pub image_pull_policy: spec::ImagePullPolicy,
-    /// Secrets with credentials for its registry.
-    pub image_pull_secrets: Vec<spec::ImagePullSecret>,
-    /// The extended resource for GPUs.
-    pub gpu_resource: String,
-    /// Further requests and limits.
-    pub resources: ResourceRequirements,
-    /// Labels that nodes must have.
-    pub node_selector: BTreeMap<String, String>,
-    /// Tolerated taints.
-    pub tolerations: Vec<Toleration>,
-    /// Further environment variables.
-    pub env: Vec<EnvVar>,
-    /// ConfigMaps and Secrets of further environment variables.
-    pub env_from: Vec<EnvFromSource>,
-    /// Further volumes.
-    pub volumes: Vec<PodVolume>,
-    /// Where they are mounted.
-    pub volume_mounts: Vec<VolumeMount>,
-    /// Further labels.
-    pub labels: BTreeMap<String, String>,
-    /// Further annotations.
-    pub annotations: BTreeMap<String, String>,
-    /// Priority class.
-    pub priority_class_name: Option<String>,
-    /// Scheduler, if not the cluster's default.
-    pub scheduler_name: Option<String>,
-    /// Service account, if not the namespace's default.
-    pub service_account_name: Option<String>,
-    /// Runtime class, if not the nodes' default.
-    pub runtime_class_name: Option<String>,
-    /// Whether pods use their nodes' network.
-    pub host_network: bool,
-    /// User id of the trainer.
-    pub run_as_user: Option<i64>,
-    /// Group that owns volumes.
-    pub fs_group: Option<i64>,
-    /// Further groups of the trainer.
-    pub supplemental_groups: Vec<i64>,
-    /// Capabilities of the trainer.
-    pub capabilities: Vec<String>,
-    /// Location of the data set's files.
-    pub data: Option<DataFiles>,
-    /// Read-only mount of pretrained weights.
-    pub pretrained: Option<Mount>,
-    /// Folder of checkpoints in the pods.
-    pub checkpoint_path: String,
-    /// Volume of the checkpoints; `None` if they are lost with the pod.
-    pub checkpoint_volume: Option<Volume>,
-}
-
-/// A volume and the folder at which pods mount it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Mount {
-    /// The storage.
-    pub volume: Volume,
-    /// Folder in the container.
-    pub path: String,
 }
 
 /// Which GPUs are suitable, and how close to each other.
@@ -177,10 +95,11 @@ impl ValidatedJob {
             // Kueue grants at least the smallest size.
             let least = self.sizes.last().copied();
             self.sizes.retain(|nodes| *nodes <= most || Some(*nodes) == least);
-            self.pod.node_selector.extend(granted.node_selector.clone());
-            self.pod.tolerations.extend(granted.tolerations.iter().cloned());
-            self.pod.labels.extend(granted.pod_labels.clone());
-            self.pod.annotations.extend(granted.pod_annotations.clone());
+            let workers = &mut self.spec.workers;
+            workers.node_selector.extend(granted.node_selector.clone());
+            workers.tolerations.extend(granted.tolerations.iter().cloned());
+            workers.pod_labels.extend(granted.pod_labels.clone());
+            workers.pod_annotations.extend(granted.pod_annotations.clone());
         }
         self
     }
@@ -188,7 +107,7 @@ impl ValidatedJob {
     /// Requests and limits of the agent's sidecar for another trainer; `None` for vit-trainer. They
     /// are equal, so that the pod stays Guaranteed if the trainer's are.
     pub fn agent_resources(&self) -> Option<ResourceRequirements> {
-        self.external.as_ref().map(|_| {
+        self.spec.external.as_ref().map(|_| {
             let amounts = || {
                 let amounts = AGENT_RESOURCES.map(|(name, amount)| (name.into(), Quantity(amount.into())));
                 Some(BTreeMap::from(amounts))
@@ -284,12 +203,9 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     // The operator applies its choice to a configuration that has one already.
     run_config.parallelism.strategy = spec::Strategy::Manual;
     Ok(ValidatedJob {
+        spec: spec.clone(),
         run_config,
         sizes,
-        pod: pod_settings(spec),
-        external: spec.external.as_ref().map(|external| external.command.clone()),
-        queue_name: spec.scheduling.queue_name.clone(),
-        strategy: spec.parallelism.strategy,
         placement: PlacementRules {
             homogeneity: spec.placement.homogeneity,
             group_by: spec.placement.group_by.clone(),
@@ -304,11 +220,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         max_restarts: count(spec.failure_policy.max_restarts),
         start_timeout: seconds(spec.scheduling.start_timeout_seconds),
         node_lost_after: seconds(spec.failure_policy.node_lost_seconds),
-        exclude_failed_nodes: spec.failure_policy.exclude_failed_nodes,
-        exclude_stragglers: spec.failure_policy.exclude_stragglers,
         active_deadline: spec.active_deadline_seconds.map(seconds),
-        suspend: spec.suspend,
-        ttl_seconds_after_finished: spec.ttl_seconds_after_finished.map(count),
     })
 }
 
@@ -326,7 +238,7 @@ fn writers(checkpoint: &spec::Checkpoint, errors: &mut Vec<ConfigError>) -> Chec
 }
 
 /// Rules for another trainer.
-fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+fn external(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let Some(external) = &spec.external else { return };
     if external.command.first().is_none_or(String::is_empty) {
         refuse(errors, "external.command", "empty", "must name a program");
@@ -378,7 +290,7 @@ fn refuse(
 }
 
 /// Refuses two volumes with the same mount path.
-fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+fn folders(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let is = |path: &str, other: &str| Path::new(path) == Path::new(other);
     let (data, checkpoints) = (&spec.data.path, &spec.checkpoint.path);
     if spec.data.format.has_files() && is(data, checkpoints) {
@@ -386,7 +298,7 @@ fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
         refuse(errors, "checkpoint.path", checkpoints, expected);
     }
     for (field, path) in [("data.path", data), ("checkpoint.path", checkpoints)] {
-        if spec.model.pretrained.is_some() && is(path, model::PRETRAINED_FOLDER) {
+        if spec.model.pretrained.is_some() && is(path, PRETRAINED_FOLDER) {
             let expected = "must be a different folder: pretrained weights are mounted there";
             refuse(errors, field, path, expected);
         }
@@ -403,41 +315,6 @@ fn volume(field: &'static str, volume: &Volume, errors: &mut Vec<ConfigError>) {
         };
         let expected = "give exactly one of persistentVolumeClaim and hostPath";
         refuse(errors, field, value, expected);
-    }
-}
-
-fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
-    let workers = &spec.workers;
-    PodSettings {
-        image: spec.image.clone(),
-        image_pull_policy: spec.image_pull_policy,
-        image_pull_secrets: spec.image_pull_secrets.clone(),
-        gpu_resource: workers.gpu_resource.clone(),
-        resources: workers.resources.clone(),
-        node_selector: workers.node_selector.clone(),
-        tolerations: workers.tolerations.clone(),
-        env: workers.env.clone(),
-        env_from: workers.env_from.clone(),
-        volumes: workers.volumes.clone(),
-        volume_mounts: workers.volume_mounts.clone(),
-        labels: workers.pod_labels.clone(),
-        annotations: workers.pod_annotations.clone(),
-        priority_class_name: workers.priority_class_name.clone(),
-        scheduler_name: spec.scheduling.scheduler_name.clone(),
-        service_account_name: workers.service_account_name.clone(),
-        runtime_class_name: workers.runtime_class_name.clone(),
-        host_network: workers.host_network,
-        run_as_user: workers.run_as_user,
-        fs_group: workers.fs_group,
-        supplemental_groups: workers.supplemental_groups.clone(),
-        capabilities: workers.capabilities.clone(),
-        data: data::files(&spec.data),
-        pretrained: spec.model.pretrained.as_ref().map(|pretrained| Mount {
-            volume: pretrained.volume.clone(),
-            path: model::PRETRAINED_FOLDER.into(),
-        }),
-        checkpoint_path: spec.checkpoint.path.clone(),
-        checkpoint_volume: spec.checkpoint.volume.clone(),
     }
 }
 

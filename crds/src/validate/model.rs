@@ -8,7 +8,7 @@ use super::{count, refuse, volume};
 use crate::spec;
 
 /// Mount path of the volume of pretrained weights.
-pub(super) const PRETRAINED_FOLDER: &str = "/pretrained";
+pub const PRETRAINED_FOLDER: &str = "/pretrained";
 
 pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> ModelConfig {
     let [num_classes, channels] = [model.num_classes, model.channels].map(count);

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use contract::environment;
-use crds::spec::{ImagePullPolicy, Volume as JobVolume};
-use crds::validate::{DataFiles, Mount, PodSettings};
-use crds::{ValidatedJob, ViTTrainingJob, labels};
+use crds::spec::{Cache, ImagePullPolicy, Volume as JobVolume};
+use crds::validate::PRETRAINED_FOLDER;
+use crds::{ValidatedJob, ViTTrainingJob, ViTTrainingJobSpec, labels};
 use k8s_openapi::api::core::v1::{
     Affinity, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvFromSource, EnvVar,
     EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference, NodeAffinity, NodeSelector,
@@ -31,10 +31,10 @@ pub(crate) fn name(job: &ViTTrainingJob, attempt: i32, node_rank: usize) -> Stri
 }
 
 pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Pod {
-    let settings = &valid.pod;
+    let (spec, workers) = (&valid.spec, &valid.spec.workers);
     let name = name(job, member.attempt, member.node_rank);
     let mut metadata = metadata(job, name.clone());
-    let own = metadata.labels.replace(settings.labels.clone());
+    let own = metadata.labels.replace(workers.pod_labels.clone());
     let labels = metadata.labels.get_or_insert_default();
     labels.extend(own.unwrap_or_default());
     labels.extend([
@@ -42,7 +42,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
         (labels::NODE_RANK.into(), member.node_rank.to_string()),
         (labels::GANG_SIZE.into(), member.gang_size.to_string()),
     ]);
-    let mut annotations = settings.annotations.clone();
+    let mut annotations = workers.pod_annotations.clone();
     let port = environment::DEFAULT_AGENT_PORT.to_string();
     annotations.extend([
         ("prometheus.io/scrape".into(), "true".into()),
@@ -52,15 +52,15 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
     metadata.annotations = Some(annotations);
     let (volumes, mounts) = volumes(job, valid, member.attempt);
     let container = container(job, valid, member, mounts);
-    let before = fetch::container(&container, settings);
-    let (container, beside) = match &valid.external {
+    let before = fetch::container(&container, spec);
+    let (container, beside) = match &spec.external {
         None => (container, None),
-        Some(command) => {
-            let (trainer, agent) = external::containers(container, command, valid, member);
+        Some(other) => {
+            let (trainer, agent) = external::containers(container, &other.command, valid, member);
             (trainer, Some(agent))
         }
     };
-    let secrets = settings
+    let secrets = spec
         .image_pull_secrets
         .iter()
         .map(|secret| LocalObjectReference {
@@ -73,29 +73,29 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             hostname: Some(name),
             subdomain: Some(job.name_any()),
             affinity: Some(pinned_to(member.node)),
-            node_selector: some_if_any(settings.node_selector.clone()),
-            tolerations: some_if_any(settings.tolerations.clone()),
-            priority_class_name: settings.priority_class_name.clone(),
-            scheduler_name: settings.scheduler_name.clone(),
+            node_selector: some_if_any(workers.node_selector.clone()),
+            tolerations: some_if_any(workers.tolerations.clone()),
+            priority_class_name: workers.priority_class_name.clone(),
+            scheduler_name: spec.scheduling.scheduler_name.clone(),
             scheduling_group: member.is_grouped.then(|| PodSchedulingGroup {
                 pod_group_name: Some(name_of_attempt(job, member.attempt)),
             }),
             image_pull_secrets: some_if_any(secrets.collect::<Vec<_>>()),
             termination_grace_period_seconds: Some(STOP_SECONDS),
-            service_account_name: settings.service_account_name.clone(),
+            service_account_name: workers.service_account_name.clone(),
             automount_service_account_token: Some(false),
-            runtime_class_name: settings.runtime_class_name.clone(),
-            host_network: settings.host_network.then_some(true),
+            runtime_class_name: workers.runtime_class_name.clone(),
+            host_network: workers.host_network.then_some(true),
             // Otherwise these pods use their node's resolver, which does not know rank 0's pod.
-            dns_policy: settings.host_network.then(|| "ClusterFirstWithHostNet".into()),
+            dns_policy: workers.host_network.then(|| "ClusterFirstWithHostNet".into()),
             enable_service_links: Some(false),
             security_context: Some(PodSecurityContext {
-                run_as_non_root: Some(settings.run_as_user != Some(0)),
-                run_as_user: settings.run_as_user,
-                fs_group: settings.fs_group,
-                supplemental_groups: some_if_any(settings.supplemental_groups.clone()),
+                run_as_non_root: Some(workers.run_as_user != Some(0)),
+                run_as_user: workers.run_as_user,
+                fs_group: workers.fs_group,
+                supplemental_groups: some_if_any(workers.supplemental_groups.clone()),
                 // A checkpoint folder can hold many files; this checks only its root.
-                fs_group_change_policy: settings.fs_group.map(|_| "OnRootMismatch".into()),
+                fs_group_change_policy: workers.fs_group.map(|_| "OnRootMismatch".into()),
                 seccomp_profile: Some(SeccompProfile {
                     type_: "RuntimeDefault".into(),
                     localhost_profile: None,
@@ -120,20 +120,20 @@ fn container(
     member: Member<'_>,
     mounts: Vec<VolumeMount>,
 ) -> Container {
-    let settings = &valid.pod;
-    let pull_policy = match settings.image_pull_policy {
+    let (spec, workers) = (&valid.spec, &valid.spec.workers);
+    let pull_policy = match spec.image_pull_policy {
         ImagePullPolicy::Always => "Always",
         ImagePullPolicy::IfNotPresent => "IfNotPresent",
         ImagePullPolicy::Never => "Never",
     };
     Container {
         name: CONTAINER.into(),
-        image: Some(settings.image.clone()),
+        image: Some(spec.image.clone()),
         image_pull_policy: Some(pull_policy.into()),
         args: Some(vec!["agent".into()]),
         env: Some(environment(job, valid, member)),
-        env_from: some_if_any(sources_of_environment(settings)),
-        ports: Some(ports(settings.host_network)),
+        env_from: some_if_any(sources_of_environment(spec)),
+        ports: Some(ports(workers.host_network)),
         readiness_probe: Some(Probe {
             http_get: Some(HTTPGetAction {
                 path: Some("/healthz".into()),
@@ -146,7 +146,7 @@ fn container(
             ..Probe::default()
         }),
         resources: Some(resources(valid)),
-        security_context: Some(confined(settings.capabilities.clone())),
+        security_context: Some(confined(workers.capabilities.clone())),
         termination_message_path: Some(environment::TERMINATION_LOG_PATH.into()),
         termination_message_policy: Some("File".into()),
         volume_mounts: Some(mounts),
@@ -171,12 +171,10 @@ fn ports(host_network: bool) -> Vec<ContainerPort> {
 }
 
 /// The user's sources, and the credentials of a store from which the trainer streams.
-fn sources_of_environment(settings: &PodSettings) -> Vec<EnvFromSource> {
-    let credentials = match &settings.data {
-        Some(DataFiles::Cached { origin, .. }) => fetch::credentials(origin),
-        _ => None,
-    };
-    settings.env_from.iter().cloned().chain(credentials).collect()
+fn sources_of_environment(spec: &ViTTrainingJobSpec) -> Vec<EnvFromSource> {
+    let streamed = spec.data.from.as_ref().filter(|_| spec.data.cache.is_some());
+    let credentials = streamed.and_then(fetch::credentials);
+    spec.workers.env_from.iter().cloned().chain(credentials).collect()
 }
 
 /// The user's variables, then the operator's, whose names are reserved.
@@ -200,7 +198,7 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
             ..EnvVarSource::default()
         }),
     };
-    let mut variables = valid.pod.env.clone();
+    let mut variables = valid.spec.workers.env.clone();
     variables.extend([
         variable(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH),
         variable(environment::NODE_RANK, member.node_rank.to_string()),
@@ -217,10 +215,10 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
 
 /// The user's requests and limits, and the GPUs, for which Kubernetes requires both to be equal.
 pub(crate) fn resources(valid: &ValidatedJob) -> ResourceRequirements {
-    let mut resources = valid.pod.resources.clone();
+    let mut resources = valid.spec.workers.resources.clone();
     for list in [&mut resources.requests, &mut resources.limits] {
         list.get_or_insert_default().insert(
-            valid.pod.gpu_resource.clone(),
+            valid.spec.workers.gpu_resource.clone(),
             Quantity(valid.gpus_per_node().to_string()),
         );
     }
@@ -268,42 +266,37 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
             mount("shared-memory", "/dev/shm", None, false),
         ),
     ];
-    let mounted = |name: &str, given: &Mount, read_only: bool| {
-        let sub_path = given.volume.sub_path.as_ref();
+    let mounted = |name: &str, volume: &JobVolume, path: &str, read_only: bool| {
+        let sub_path = volume.sub_path.as_ref();
+        (source(name, volume, read_only), mount(name, path, sub_path, true))
+    };
+    let data = &valid.spec.data;
+    let cached = |cache: &Cache| {
         (
-            source(name, &given.volume, read_only),
-            mount(name, &given.path, sub_path, true),
+            empty(DATA, None, Some(&cache.size_limit)),
+            mount(DATA, &data.path, None, false),
         )
     };
-    all.extend(valid.pod.data.as_ref().map(|data| match data {
-        // Another container fetches into it.
-        DataFiles::Mounted { mount: data, origin } => mounted(DATA, data, origin.is_none()),
-        DataFiles::Cached { cache, path, .. } => (
-            empty(DATA, None, Some(&cache.size_limit)),
-            mount(DATA, path, None, false),
-        ),
-    }));
-    all.extend(
-        valid
-            .pod
-            .pretrained
-            .as_ref()
-            .map(|weights| mounted("pretrained", weights, true)),
-    );
-    let path = &valid.pod.checkpoint_path;
-    all.push(match &valid.pod.checkpoint_volume {
+    // Another container fetches into the volume of data with an origin.
+    let files = data.volume.as_ref();
+    let files = files.map(|volume| mounted(DATA, volume, &data.path, data.from.is_none()));
+    all.extend(files.or_else(|| data.cache.as_ref().map(cached)));
+    let pretrained = valid.spec.model.pretrained.as_ref();
+    all.extend(pretrained.map(|file| mounted("pretrained", &file.volume, PRETRAINED_FOLDER, true)));
+    let checkpoint = &valid.spec.checkpoint;
+    all.push(match &checkpoint.volume {
         None => (
             empty(CHECKPOINTS, None, None),
-            mount(CHECKPOINTS, path, None, false),
+            mount(CHECKPOINTS, &checkpoint.path, None, false),
         ),
         Some(volume) => (
             source(CHECKPOINTS, volume, false),
-            mount(CHECKPOINTS, path, volume.sub_path.as_ref(), false),
+            mount(CHECKPOINTS, &checkpoint.path, volume.sub_path.as_ref(), false),
         ),
     });
     let (mut volumes, mut mounts): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-    volumes.extend(valid.pod.volumes.iter().cloned());
-    mounts.extend(valid.pod.volume_mounts.iter().cloned());
+    volumes.extend(valid.spec.workers.volumes.iter().cloned());
+    mounts.extend(valid.spec.workers.volume_mounts.iter().cloned());
     (volumes, mounts)
 }
 

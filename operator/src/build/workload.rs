@@ -18,11 +18,11 @@ const REQUEUED_AT_ONCE: [&str; 2] = ["Preempted", "NodeFailures"];
 pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, priority: i32) -> Workload {
     let count = |nodes: Option<&u32>| i32::try_from(*nodes.unwrap_or(&0)).unwrap_or(i32::MAX);
     let (most, least) = (count(valid.sizes.first()), count(valid.sizes.last()));
-    let class = valid.pod.priority_class_name.as_ref();
+    let class = valid.spec.workers.priority_class_name.as_ref();
     let mut workload = Workload::new(
         &job.name_any(),
         WorkloadSpec {
-            queue_name: valid.queue_name.clone().unwrap_or_default(),
+            queue_name: valid.spec.scheduling.queue_name.clone().unwrap_or_default(),
             pod_sets: vec![PodSet {
                 name: POD_SET.into(),
                 count: most,
@@ -49,15 +49,15 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, priority: i32) -
 }
 
 fn pod_spec(valid: &ValidatedJob) -> PodSpec {
-    let settings = &valid.pod;
+    let workers = &valid.spec.workers;
     PodSpec {
         restart_policy: Some("Never".into()),
-        node_selector: Some(settings.node_selector.clone()),
-        tolerations: Some(settings.tolerations.clone()),
-        priority_class_name: settings.priority_class_name.clone(),
+        node_selector: Some(workers.node_selector.clone()),
+        tolerations: Some(workers.tolerations.clone()),
+        priority_class_name: workers.priority_class_name.clone(),
         containers: vec![Container {
             name: CONTAINER.into(),
-            image: Some(settings.image.clone()),
+            image: Some(valid.spec.image.clone()),
             resources: Some(pod::resources(valid)),
             ..Container::default()
         }],

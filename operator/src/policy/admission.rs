@@ -51,7 +51,7 @@ impl AdmissionState {
 
 /// Kueue's decision about a job.
 pub(crate) fn admission_state(valid: &ValidatedJob, queue: &Queue) -> AdmissionState {
-    if valid.queue_name.is_none() {
+    if valid.spec.scheduling.queue_name.is_none() {
         return AdmissionState::NotAsked;
     }
     if !queue.is_known {

@@ -3,7 +3,6 @@
 use contract::{FailureClass, Progress};
 use crds::ValidatedJob;
 use crds::status::{FailedNodeStatus, ViTTrainingJobStatus};
-use crds::validate::DataFiles;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -53,10 +52,8 @@ pub(crate) fn is_of_the_node(
     status: &ViTTrainingJobStatus,
     progress: Option<&Progress>,
 ) -> bool {
-    let is_on_nodes = matches!(
-        &job.pod.data,
-        Some(DataFiles::Mounted { mount, .. }) if mount.volume.host_path.is_some()
-    );
+    let volume = job.spec.data.volume.as_ref();
+    let is_on_nodes = volume.is_some_and(|volume| volume.host_path.is_some());
     let Some(checkpoint) = &status.last_checkpoint else {
         return false;
     };
@@ -75,7 +72,7 @@ pub(crate) fn is_of_the_node(
         .map(|progress| progress.step);
     class == FailureClass::BadData
         && is_on_nodes
-        && job.exclude_failed_nodes
+        && job.spec.failure_policy.exclude_failed_nodes
         && reported.max(recorded).is_none_or(|step| step <= checkpoint.step)
         && !is_of_attempt(&checkpoint.time)
 }

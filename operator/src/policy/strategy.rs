@@ -32,12 +32,12 @@ pub(crate) fn choose(
     gpus: &Gpus,
     out_of_memory: Option<&StrategyStatus>,
 ) -> Option<StrategyStatus> {
-    if job.strategy == Strategy::Manual {
+    if job.spec.parallelism.strategy == Strategy::Manual {
         return None;
     }
     let available = match job.run_config.device {
         Device::Cpu => memory_of_limit(job),
-        _ => memory_of_gpus(gpus, &job.pod.gpu_resource),
+        _ => memory_of_gpus(gpus, &job.spec.workers.gpu_resource),
     };
     let all = strategies(&job.run_config_on(nodes), None, None);
     let most = limit(available, out_of_memory);
@@ -91,7 +91,7 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
     let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
     let most = limit(failed.available_mebibytes, Some(failed));
     is_out_of_memory
-        && job.strategy == Strategy::Auto
+        && job.spec.parallelism.strategy == Strategy::Auto
         && strategies(&job.run_config_on(nodes), None, None)
             .iter()
             .any(|strategy| fits(strategy, most))
@@ -171,7 +171,7 @@ fn memory_of_gpus(gpus: &Gpus, resource: &str) -> Option<i64> {
 
 /// A rank's share of its pod's memory limit, in MiB.
 fn memory_of_limit(job: &ValidatedJob) -> Option<i64> {
-    let limit = whole(job.pod.resources.limits.as_ref()?.get(MEMORY)?)?;
+    let limit = whole(job.spec.workers.resources.limits.as_ref()?.get(MEMORY)?)?;
     let of_rank = limit / i64::from(job.gpus_per_node()) / (1 << 20);
     Some((of_rank - BESIDE_TENSORS_MEBIBYTES).max(0))
 }
@@ -239,7 +239,7 @@ mod tests {
         words.push("the share of a GPU is unknown:".into());
         for resource in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"] {
             let mut slices = large("auto", &json!({}));
-            slices.pod.gpu_resource = resource.into();
+            slices.spec.workers.gpu_resource = resource.into();
             words.push(of(&slices, &gpus(Some(10_000), None)));
         }
         words.push("on CPUs, a fourth of the pod's memory, if it has a limit:".into());
@@ -330,7 +330,7 @@ mod tests {
             large("cpu", &json!({"memory": "80Gi"})),
         );
         let mut manual = on_cpus.clone();
-        manual.strategy = Strategy::Manual;
+        manual.spec.parallelism.strategy = Strategy::Manual;
         let whole = chosen(&on_gpus, &gpus(Some(81_920), None), None);
         for (job, memory, class, expected) in [
             (&on_gpus, Memory::Gpu, OutOfMemory, true),

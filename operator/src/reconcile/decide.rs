@@ -68,7 +68,7 @@ pub(crate) fn decide(
         Ok(valid) => valid,
         Err(invalid) => return refuse(seen, &invalid.to_string()),
     };
-    if valid.external.is_some() && seen.agent_image.is_none() && makes_pods(phase, valid) {
+    if valid.spec.external.is_some() && seen.agent_image.is_none() && makes_pods(phase, valid) {
         return refuse(
             seen,
             "spec.external is given, but this operator was started without --agent-image, the sidecar of other trainers",
@@ -81,7 +81,7 @@ pub(crate) fn decide(
     if let Some(step) = time_out(seen, &status, valid, phase) {
         return step;
     }
-    if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.suspend, &valid.sizes) {
+    if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.spec.suspend, &valid.sizes) {
         return halt(seen, &stop);
     }
     let admission = admission_state(valid, &seen.queue);
@@ -103,7 +103,7 @@ pub(crate) fn decide(
     };
     match phase {
         // Pods may have appeared since.
-        Phase::Suspended if valid.suspend => drain(seen, valid.node_lost_after)
+        Phase::Suspended if valid.spec.suspend => drain(seen, valid.node_lost_after)
             .unwrap_or_else(|| Next::of(seen).act(without_workload(seen), RESTING)),
         Phase::Pending | Phase::Suspended => place_now(),
         Phase::Suspending => drain(seen, valid.node_lost_after)
@@ -225,7 +225,7 @@ fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
 fn makes_pods(phase: Phase, valid: &ValidatedJob) -> bool {
     match phase {
         Phase::Pending | Phase::Starting | Phase::Restarting => true,
-        Phase::Suspended => !valid.suspend,
+        Phase::Suspended => !valid.spec.suspend,
         _ => false,
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn preferred_shapes(
     request: &GangRequest,
 ) -> Vec<Arc<Shape>> {
     let mut failed = BTreeMap::new();
-    if job.exclude_failed_nodes {
+    if job.spec.failure_policy.exclude_failed_nodes {
         let nodes = status
             .failed_nodes
             .iter()
@@ -28,7 +28,7 @@ pub(crate) fn preferred_shapes(
         failed.extend(nodes.map(|node| (node.node.clone(), Avoidance::FailedBefore)));
     }
     let mut avoided = failed.clone();
-    if job.exclude_stragglers {
+    if job.spec.failure_policy.exclude_stragglers {
         for node in slow_nodes(status) {
             avoided.entry(node.clone()).or_insert(Avoidance::WasSlow);
         }

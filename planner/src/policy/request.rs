@@ -69,13 +69,13 @@ pub struct Shape {
 impl From<&ValidatedJob> for GangRequest {
     fn from(job: &ValidatedJob) -> Self {
         let gpus_per_node = i64::from(job.gpus_per_node());
-        let mut requests = resources::requests(Some(&job.pod.resources));
-        requests.insert(job.pod.gpu_resource.clone(), gpus_per_node);
+        let mut requests = resources::requests(Some(&job.spec.workers.resources));
+        requests.insert(job.spec.workers.gpu_resource.clone(), gpus_per_node);
         for (resource, amount) in resources::requests(job.agent_resources().as_ref()) {
             *requests.entry(resource).or_default() += amount;
         }
         requests.insert(PODS.into(), 1);
-        if job.pod.host_network {
+        if job.spec.workers.host_network {
             requests.insert(HOST_PORTS.into(), 1);
         }
         let mut larger: Vec<usize> = job.sizes.iter().map(|nodes| *nodes as usize).collect();
@@ -86,10 +86,10 @@ impl From<&ValidatedJob> for GangRequest {
             shape: Arc::new(Shape {
                 gpus_per_node,
                 together: nodes_together(job),
-                gpu_resource: job.pod.gpu_resource.clone(),
+                gpu_resource: job.spec.workers.gpu_resource.clone(),
                 rules: job.placement.clone(),
-                node_selector: job.pod.node_selector.clone(),
-                tolerations: job.pod.tolerations.clone(),
+                node_selector: job.spec.workers.node_selector.clone(),
+                tolerations: job.spec.workers.tolerations.clone(),
                 requests,
                 ..Shape::default()
             }),

@@ -24,7 +24,7 @@ pub(super) fn queue(
     valid: &ValidatedJob,
     admission: AdmissionState,
 ) -> Option<Step> {
-    let name = valid.queue_name.as_ref()?;
+    let name = valid.spec.scheduling.queue_name.as_ref()?;
     let workload = seen.queue.workload.as_ref();
     let recorded = status.admission.as_ref();
     let waits = |why: String, writes: Vec<Write>| Some(wait(seen, &Waiting::InQueue(why), writes));
@@ -50,7 +50,7 @@ pub(super) fn queue(
     let delete = || workload.cloned().map(Write::DeleteWorkload).into_iter().collect();
     // Without its class the priority is unknown; the Workload is created again once the class exists.
     let Some(priority) = seen.queue.priority else {
-        let class = valid.pod.priority_class_name.clone().unwrap_or_default();
+        let class = valid.spec.workers.priority_class_name.clone().unwrap_or_default();
         return Some(wait(seen, &Waiting::NoPriorityClass(class), delete()));
     };
     let wanted = workload::build(&seen.job, valid, priority);
