@@ -25,15 +25,11 @@ pub struct StudyJob {
     number: u32,
 }
 
-/// How a job ended.
-#[derive(Clone, Debug, PartialEq)]
-enum Outcome {
-    Measured(Box<Measurement>),
-    Failed {
-        message: String,
-        /// Whether another try may succeed.
-        may_pass: bool,
-    },
+/// Why a job has no measurement.
+struct Failure {
+    message: String,
+    /// Whether another try may succeed.
+    may_pass: bool,
 }
 
 /// The state of a run's repetition.
@@ -93,53 +89,51 @@ impl StudyJob {
     }
 
     /// `None` until it has ended.
-    fn outcome(&self, run: &Run) -> Option<Outcome> {
+    fn outcome(&self, run: &Run) -> Option<Result<Box<Measurement>, Failure>> {
         let status = self.job.status.as_ref()?;
         match status.phase? {
             Phase::Succeeded => Some(self.measured(status, run)),
-            Phase::Failed => Some(self.failed(status)),
+            Phase::Failed => Some(Err(self.failed(status))),
             _ => None,
         }
     }
 
-    fn measured(&self, status: &ViTTrainingJobStatus, run: &Run) -> Outcome {
+    fn measured(&self, status: &ViTTrainingJobStatus, run: &Run) -> Result<Box<Measurement>, Failure> {
         let Some(measurement) = &status.measurement else {
             let condition = status.condition(types::MEASURED);
-            let is_lost = condition.is_none_or(|measured| measured.reason == reasons::MEASUREMENT_LOST);
             let why = condition.map_or("it measured nothing", |measured| measured.message.as_str());
-            return Outcome::Failed {
+            return Err(Failure {
                 message: why.into(),
-                may_pass: is_lost,
-            };
+                may_pass: condition.is_none_or(|measured| measured.reason == reasons::MEASUREMENT_LOST),
+            });
         };
         let Some(found) = run.mismatch(measurement) else {
-            return Outcome::Measured(measurement.clone());
+            return Ok(measurement.clone());
         };
         let was_scaled = self.job.spec.workers.nodes != run.spec.workers.nodes;
-        if run.spec.external.is_some() && !was_scaled {
-            Outcome::Failed {
-                message: format!("the command does not follow VIT_RUN_CONFIG: {found}"),
-                may_pass: false,
-            }
+        let may_pass = run.spec.external.is_none() || was_scaled;
+        let why = if may_pass {
+            "the job was changed"
         } else {
-            Outcome::Failed {
-                message: format!("the job was changed: {found}"),
-                may_pass: true,
-            }
-        }
+            "the command does not follow VIT_RUN_CONFIG"
+        };
+        Err(Failure {
+            message: format!("{why}: {found}"),
+            may_pass,
+        })
     }
 
-    fn failed(&self, status: &ViTTrainingJobStatus) -> Outcome {
+    fn failed(&self, status: &ViTTrainingJobStatus) -> Failure {
         let condition = status.condition(types::FAILED);
         if condition.is_some_and(|failed| failed.reason == reasons::DEADLINE_EXCEEDED) {
             let seconds = self.job.spec.active_deadline_seconds.unwrap_or_default();
-            return Outcome::Failed {
+            return Failure {
                 message: format!("it took more than measure.timeoutSeconds ({seconds})"),
                 may_pass: false,
             };
         }
         let class = status.last_failure.as_ref().map(|failure| failure.class.as_str());
-        Outcome::Failed {
+        Failure {
             message: condition.map_or_else(|| "it failed".into(), |failed| failed.message.clone()),
             may_pass: FailureClass::ALL
                 .into_iter()
@@ -160,22 +154,16 @@ impl Plan {
                 failure: None,
             };
         };
-        let failure_of = |job: &StudyJob| match job.outcome(run) {
-            Some(Outcome::Failed { message, .. }) => Some(message),
-            _ => None,
-        };
         match newest.outcome(run) {
-            Some(Outcome::Measured(measurement)) => RunState::Measured(measurement),
-            Some(Outcome::Failed { message, may_pass }) if may_pass && newest.number <= self.retries => {
-                RunState::Open {
-                    number: newest.number + 1,
-                    failure: Some(message),
-                }
-            }
-            Some(Outcome::Failed { message, .. }) => RunState::Failed(message),
+            Some(Ok(measurement)) => RunState::Measured(measurement),
+            Some(Err(failure)) if failure.may_pass && newest.number <= self.retries => RunState::Open {
+                number: newest.number + 1,
+                failure: Some(failure.message),
+            },
+            Some(Err(failure)) => RunState::Failed(failure.message),
             None => RunState::Open {
                 number: newest.number,
-                failure: tries.pop().and_then(failure_of),
+                failure: tries.pop().and_then(|job| Some(job.outcome(run)?.err()?.message)),
             },
         }
     }
