@@ -350,47 +350,60 @@ mod tests {
     use super::*;
     use crate::fixtures::{measurement, plan};
 
+    /// Results of runs that train at these rates, or fail without one.
+    fn results(plan: &Plan, rates: &[&[Option<f64>]]) -> Vec<PointResult> {
+        let run = |rate: &Option<f64>| rate.map(measurement).ok_or("it broke".to_owned());
+        let measured: Vec<_> = rates
+            .iter()
+            .map(|rates| rates.iter().map(run).collect())
+            .collect();
+        Results::new(plan, &measured).points
+    }
+
+    /// Results of runs of which each trains 100 images/s more than the one before.
+    fn rising(sweeps: &str) -> Vec<PointResult> {
+        let plan = plan(sweeps);
+        let rates: Vec<[Option<f64>; 1]> = (1..=plan.runs.len())
+            .map(|run| [Some(100.0 * run as f64)])
+            .collect();
+        results(&plan, &rates.iter().map(|rate| &rate[..]).collect::<Vec<_>>())
+    }
+
+    fn median(point: &PointResult, value: fn(&Measured) -> Option<Spread>) -> Option<f64> {
+        Some(value(point.measured.as_ref()?)?.median)
+    }
+
     #[test]
     fn a_point_has_the_median_of_its_repetitions_and_how_far_they_spread() {
         let plan = plan("[{name: s, mode: Strong, ranks: [1, 2]}]");
-        let run = |rates: &[f64]| rates.iter().map(|rate| Ok(measurement(*rate))).collect();
-        let results = Results::new(&plan, &[run(&[100.0, 80.0, 400.0]), run(&[150.0, 170.0])]);
-        let rates: Vec<Spread> = results
-            .points
-            .iter()
-            .map(|point| point.measured.as_ref().expect("measured").images_per_second)
-            .collect();
+        let rates: [&[_]; 2] = [&[100.0, 80.0, 400.0].map(Some), &[150.0, 170.0].map(Some)];
+        let points = results(&plan, &rates);
+        let spread = |place: usize, value: fn(&Measured) -> Option<Spread>| {
+            let spread = value(points[place].measured.as_ref()?)?;
+            Some([spread.least, spread.median, spread.most])
+        };
+        let rate = |place| spread(place, |measured| Some(measured.images_per_second));
         assert_eq!(
-            rates,
-            [
-                Spread {
-                    median: 100.0,
-                    least: 80.0,
-                    most: 400.0
-                },
-                Spread {
-                    median: 160.0,
-                    least: 150.0,
-                    most: 170.0
-                },
-            ]
+            (rate(0), rate(1)),
+            (Some([80.0, 100.0, 400.0]), Some([150.0, 160.0, 170.0]))
         );
         // Relative to the median of the fewest ranks: 150 to 170 are 1.5 to 1.7 times 100.
-        let efficiency = |place: usize| {
-            let efficiency = results.points[place].measured.as_ref()?.efficiency?;
-            Some([efficiency.least, efficiency.median, efficiency.most])
-        };
-        assert_eq!(efficiency(0), Some([0.8, 1.0, 4.0]));
-        assert_eq!(efficiency(1), Some([0.75, 0.8, 0.85]));
-        let hours = results.points[1].measured.as_ref().expect("measured");
+        let efficiency = |place| spread(place, |measured| measured.efficiency);
+        assert_eq!(
+            (efficiency(0), efficiency(1)),
+            (Some([0.8, 1.0, 4.0]), Some([0.75, 0.8, 0.85]))
+        );
         let hours_at = |rate: f64| 2.0 * 1e6 / rate / 3600.0;
         let expected = f64::midpoint(hours_at(150.0), hours_at(170.0));
-        assert!((hours.rank_hours_per_million_images.median - expected).abs() < 1e-9);
+        let hours = median(&points[1], |measured| {
+            Some(measured.rank_hours_per_million_images)
+        });
+        assert!((hours.expect("measured") - expected).abs() < 1e-9);
     }
 
     #[test]
     fn a_growing_batch_has_the_fixed_one_beside_it() {
-        let plan = plan(
+        let points = rising(
             "[{name: grows, mode: Strong, ranks: [1, 2], microBatchSize: [8]}, \
              {name: fixed, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed}, \
              {name: half, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed, \
@@ -399,89 +412,48 @@ mod tests {
              {name: like, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed, variants: [{name: l, speeds: [1]}]}, \
              {name: split, mode: Batch, ranks: [2], microBatchSize: [2, 4], gradientAccumulationSteps: [2]}]",
         );
-        let measured: Vec<_> = (1..=plan.runs.len())
-            .map(|run| vec![Ok(measurement(100.0 * run as f64))])
-            .collect();
-        let results = Results::new(&plan, &measured);
-        let found: Vec<Option<f64>> = results
-            .points
+        let found = points
             .iter()
-            .map(|point| {
-                let fixed = point.measured.as_ref()?.fixed_batch_images_per_second?;
-                Some(fixed.median)
-            })
-            .collect();
-        let of_two = results
-            .points
+            .map(|point| median(point, |measured| measured.fixed_batch_images_per_second));
+        let of_two = points
             .iter()
-            .find(|point| (point.point.sweep.as_str(), point.point.ranks) == ("fixed", 2));
-        let of_two = of_two.and_then(|point| Some(point.measured.as_ref()?.images_per_second.median));
-        let mut expected = vec![None; results.points.len()];
-        expected[1] = of_two;
-        assert_eq!(
-            found, expected,
-            "the same job with the same speeds and accumulation"
-        );
+            .find(|point| (point.point.sweep.as_str(), point.point.ranks) == ("fixed", 2))
+            .and_then(|point| median(point, |measured| Some(measured.images_per_second)));
         assert!(of_two.is_some());
+        let mut expected = vec![None; points.len()];
+        expected[1] = of_two;
+        let reason = "the same job with the same speeds and accumulation";
+        assert_eq!(found.collect::<Vec<_>>(), expected, "{reason}");
     }
 
     #[test]
     fn a_run_that_failed_gives_no_number() {
         let plan = plan("[{name: s, mode: Strong, ranks: [1, 2, 4]}]");
-        let failed = || Err("it broke".to_owned());
-        let measured = [
-            vec![failed(), failed()],
-            vec![failed(), Ok(measurement(50.0))],
-            vec![Ok(measurement(90.0)), Ok(measurement(110.0))],
-        ];
-        let results = Results::new(&plan, &measured);
-        let [none, one, both] = &results.points[..] else {
-            panic!("{:?}", results.points)
-        };
-        assert_eq!(
-            (none.repetitions, none.failures.len(), &none.measured),
-            (0, 2, &None)
+        let points = results(
+            &plan,
+            &[&[None, None], &[None, Some(50.0)], &[Some(90.0), Some(110.0)]],
         );
-        assert_eq!((one.repetitions, one.failures.len()), (1, 1));
+        let counts = points
+            .iter()
+            .map(|point| (point.repetitions, point.failures.len()));
+        assert_eq!(counts.collect::<Vec<_>>(), [(0, 2), (1, 1), (2, 0)]);
+        assert_eq!(points[0].measured, None);
         // Without the run on the fewest ranks there is no base: the next one does not replace it.
-        assert_eq!(both.measured.as_ref().expect("measured").speedup, None);
+        assert_eq!(points[2].measured.as_ref().expect("measured").speedup, None);
     }
 
     #[test]
     fn only_points_that_differ_by_ranks_alone_are_compared() {
-        let plan = plan(
+        let points = rising(
             "[{name: s, mode: Strong, ranks: [1, 2], microBatchSize: [16, 32], globalBatch: Fixed}, \
              {name: b, mode: Batch, microBatchSize: [8, 16]}]",
         );
-        let measured: Vec<_> = (1..=plan.runs.len())
-            .map(|run| vec![Ok(measurement(100.0 * run as f64))])
-            .collect();
-        let results = Results::new(&plan, &measured);
         // Micro-batches of 16 and 32 on one rank, 8 and 16 on two: compared by equal global batch.
-        let found: Vec<_> = results
-            .points
+        let found: Vec<_> = points
             .iter()
-            .map(|point| {
-                (
-                    point.point.sweep.as_str(),
-                    point
-                        .measured
-                        .as_ref()
-                        .and_then(|measured| Some(measured.speedup?.median)),
-                )
-            })
+            .map(|point| median(point, |measured| measured.speedup))
             .collect();
-        assert_eq!(
-            found,
-            [
-                ("s", Some(1.0)),
-                ("s", Some(1.0)),
-                ("s", Some(3.0)),
-                ("s", Some(2.0)),
-                ("b", None),
-                ("b", None),
-            ]
-        );
+        assert_eq!(found, [Some(1.0), Some(1.0), Some(3.0), Some(2.0), None, None]);
     }
 
     #[test]
