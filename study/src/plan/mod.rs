@@ -6,7 +6,7 @@ mod key;
 
 use std::time::Duration;
 
-use contract::{ConfigError, Measurement, RunConfig};
+use contract::{Measurement, RunConfig};
 use crds::ViTTrainingJobSpec;
 use crds::spec::Homogeneity;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
@@ -85,26 +85,8 @@ pub struct Run {
 
 /// Why a study cannot run: every violated rule.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-pub struct InvalidStudy(pub Vec<Problem>);
-
-/// A violated rule.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Problem {
-    /// A field of the study.
-    #[error("spec.{0}")]
-    Field(ConfigError),
-    /// A point's job is invalid.
-    #[error("the point {point} of spec.sweeps[{sweep}] is not a valid job: {reason}")]
-    Point {
-        /// Name of the sweep.
-        sweep: String,
-        /// Ranks, batch and variant.
-        point: String,
-        /// What is wrong with the job.
-        reason: String,
-    },
-}
+#[error("{}", .0.join("; "))]
+pub struct InvalidStudy(pub Vec<String>);
 
 /// A point's values from its sweep's lists; `None` keeps the template's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -120,7 +102,7 @@ struct Choice<'a> {
 /// # Errors
 /// All violated rules.
 pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
-    let mut problems: Vec<Problem> = check(study).into_iter().map(Problem::Field).collect();
+    let mut problems: Vec<String> = check(study).iter().map(|error| format!("spec.{error}")).collect();
     let mut plan = Plan {
         points: vec![],
         runs: vec![],
@@ -163,7 +145,7 @@ impl Plan {
     }
 
     /// Refuses a variant with the same jobs as another: the report would repeat its numbers.
-    fn check_variants(&self, sweep: &Sweep) -> Result<(), Problem> {
+    fn check_variants(&self, sweep: &Sweep) -> Result<(), String> {
         let runs = |variant: &Variant| -> Vec<usize> {
             let of_variant = self.points.iter().filter(|point| {
                 point.sweep == sweep.name && point.variant.as_deref() == Some(variant.name.as_str())
@@ -173,21 +155,19 @@ impl Plan {
         for (place, variant) in sweep.variants.iter().enumerate() {
             let own = runs(variant);
             if let Some(same) = sweep.variants[..place].iter().find(|other| runs(other) == own) {
-                return Err(Problem::Field(ConfigError {
-                    field: format!("sweeps[{}].variants[{}]", sweep.name, variant.name).into(),
-                    value: format!("the same job as variant {:?} at every point", same.name),
-                    expected: "variants must differ".into(),
-                }));
+                return Err(format!(
+                    "spec.sweeps[{}].variants[{}] is the same job as variant {:?} at every point: variants must differ",
+                    sweep.name, variant.name, same.name
+                ));
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, study: &ViTScalingStudySpec, sweep: &Sweep, choice: Choice<'_>) -> Result<(), Problem> {
-        let refused = |reason: String| Problem::Point {
-            sweep: sweep.name.clone(),
-            point: choice.words(),
-            reason,
+    fn add(&mut self, study: &ViTScalingStudySpec, sweep: &Sweep, choice: Choice<'_>) -> Result<(), String> {
+        let refused = |reason: String| {
+            let (sweep, point) = (&sweep.name, choice.words());
+            format!("the point {point} of spec.sweeps[{sweep}] is not a valid job: {reason}")
         };
         let run = job::run(study, sweep, choice).map_err(refused)?;
         let config = &run.config;
