@@ -154,38 +154,23 @@ pub(super) fn words(point: &PointResult) -> String {
 
 pub(super) fn csv(points: &[PointResult]) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let mut rows = vec![
-        [
-            "sweep",
-            "ranks",
-            "microBatchSize",
-            "gradientAccumulationSteps",
-            "globalBatchSize",
-            "variant",
-            "repetitions",
-            "failed",
-        ]
-        .into_iter()
-        .map(str::to_owned)
-        .chain(
-            COLUMNS
-                .iter()
-                .flat_map(|column| ["", "Least", "Most"].map(|suffix| format!("{}{suffix}", column.key))),
-        )
-        .collect::<Vec<_>>(),
-    ];
+    let place_titles =
+        "sweep,ranks,microBatchSize,gradientAccumulationSteps,globalBatchSize,variant,repetitions,failed";
+    let titles = COLUMNS
+        .iter()
+        .flat_map(|column| ["", "Least", "Most"].map(|suffix| format!("{}{suffix}", column.key)));
+    let mut rows: Vec<Vec<String>> = vec![place_titles.split(',').map(str::to_owned).chain(titles).collect()];
     for point in points {
-        let place = place(point).map(|(_, value)| value);
         let values = COLUMNS.iter().flat_map(|column| {
             let spread = column.value(point);
             [|s: Spread| s.median, |s: Spread| s.least, |s: Spread| s.most]
                 .map(|part| spread.map(|spread| part(spread).to_string()).unwrap_or_default())
         });
-        let row = [point.point.sweep.clone()]
-            .into_iter()
-            .chain(place)
-            .chain([point.failures.len().to_string()]);
-        rows.push(row.chain(values).collect());
+        let mut row = vec![point.point.sweep.clone()];
+        row.extend(place(point).map(|(_, value)| value));
+        row.push(point.failures.len().to_string());
+        row.extend(values);
+        rows.push(row);
     }
     for row in rows {
         writer.write_record(row).expect("writes to memory");
