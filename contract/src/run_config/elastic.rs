@@ -2,23 +2,14 @@
 
 use super::RunConfig;
 
-/// How a rank processes its images of an optimizer step.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct BatchShare {
-    /// Images of a micro-batch.
-    pub micro_batch_size: u32,
-    /// Micro-batches of a step.
-    pub gradient_accumulation_steps: u32,
-}
-
 /// Maximum numbers of micro-batches to try.
 const TRIED: usize = 1024;
 
 impl RunConfig {
-    /// How ranks on `nodes` nodes share the same global batch: with as few micro-batches as
+    /// The same run on `nodes` nodes, with the same global batch: with as few micro-batches as
     /// possible, none larger than before, to fit in memory. `None` if the images cannot be shared
     /// evenly, or need more than twice the minimum of micro-batches.
-    pub fn batch_share(&self, nodes: u32) -> Option<BatchShare> {
+    pub fn on_nodes(&self, nodes: u32) -> Option<Self> {
         let micro_batch_size = u64::from(self.training.micro_batch_size);
         let on_one_node =
             micro_batch_size * u64::from(self.training.gradient_accumulation_steps) * u64::from(self.nodes);
@@ -37,19 +28,10 @@ impl RunConfig {
             let is_whole = *steps > 0 && images.is_multiple_of(*steps);
             is_whole && (!self.data.augmentation.mixes() || (images / steps).is_multiple_of(2))
         })?;
-        Some(BatchShare {
-            micro_batch_size: u32::try_from(images / steps).ok()?,
-            gradient_accumulation_steps: u32::try_from(steps).ok()?,
-        })
-    }
-
-    /// The same run on `nodes` nodes, with the same global batch.
-    pub fn on_nodes(&self, nodes: u32) -> Option<Self> {
-        let share = self.batch_share(nodes)?;
         let mut config = self.clone();
         config.nodes = nodes;
-        config.training.micro_batch_size = share.micro_batch_size;
-        config.training.gradient_accumulation_steps = share.gradient_accumulation_steps;
+        config.training.micro_batch_size = u32::try_from(images / steps).ok()?;
+        config.training.gradient_accumulation_steps = u32::try_from(steps).ok()?;
         Some(config)
     }
 }

@@ -24,7 +24,6 @@ use rules::Rules;
 pub use augmentation::*;
 pub use checkpoint::*;
 pub use data::*;
-pub use elastic::BatchShare;
 pub use measure::*;
 pub use model::*;
 pub use optimizer::*;

@@ -25,7 +25,5 @@ pub(super) fn sizes(
         refuse(errors, "elastic.maxNodes", most.to_string(), expected);
     }
     let sizes = (least..=most).rev();
-    sizes
-        .filter(|nodes| config.batch_share(*nodes).is_some())
-        .collect()
+    sizes.filter(|nodes| config.on_nodes(*nodes).is_some()).collect()
 }
