@@ -63,26 +63,17 @@ pub struct AttemptTime {
 impl TimeSpentStatus {
     /// Every part with its name in metrics.
     pub fn parts(&self) -> [(&'static str, f64); 8] {
-        let [
-            useful,
-            repeated,
-            queue,
-            start,
-            restart,
-            evaluation,
-            checkpoint,
-            other,
-        ] = TIME_PARTS;
-        [
-            (useful, self.useful_seconds),
-            (repeated, self.repeated_seconds),
-            (queue, self.queue_seconds),
-            (start, self.start_seconds),
-            (restart, self.restart_seconds),
-            (evaluation, self.evaluation_seconds),
-            (checkpoint, self.checkpoint_seconds),
-            (other, self.other_seconds),
-        ]
+        let seconds = [
+            self.useful_seconds,
+            self.repeated_seconds,
+            self.queue_seconds,
+            self.start_seconds,
+            self.restart_seconds,
+            self.evaluation_seconds,
+            self.checkpoint_seconds,
+            self.other_seconds,
+        ];
+        std::array::from_fn(|part| (TIME_PARTS[part], seconds[part]))
     }
 
     /// Seconds of all parts.
