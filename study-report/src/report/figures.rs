@@ -139,25 +139,15 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// A property in which points may differ.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Difference {
-    Variant,
-    Ranks,
-    MicroBatch,
-    Accumulation,
-}
-
-impl Difference {
-    fn of(self, point: &PointResult) -> String {
-        let of = &point.point;
-        match self {
-            Self::Variant => of.variant.clone().unwrap_or_default(),
-            Self::Ranks => counted(of.ranks),
-            Self::MicroBatch => format!("micro-batches of {}", of.first_micro_batch_size),
-            Self::Accumulation => format!("{} micro-batches per step", of.gradient_accumulation_steps),
-        }
-    }
+/// What names a point within its sweep: variant, ranks, micro-batch and accumulation.
+fn properties(point: &PointResult) -> [String; 4] {
+    let of = &point.point;
+    [
+        of.variant.clone().unwrap_or_default(),
+        counted(of.ranks),
+        format!("micro-batches of {}", of.first_micro_batch_size),
+        format!("{} micro-batches per step", of.gradient_accumulation_steps),
+    ]
 }
 
 pub(super) fn counted(ranks: u32) -> String {
@@ -168,31 +158,24 @@ pub(super) fn counted(ranks: u32) -> String {
     }
 }
 
-/// The properties that name a sweep's series: those that differ, except the axis.
-pub(super) struct Names(Vec<Difference>);
+/// The [`properties`] that name a sweep's series: those that differ, except the axis.
+pub(super) struct Names(Vec<usize>);
 
 impl Names {
     /// `mode` is the sweep's, which makes its axis; without it each point is a series.
     pub(super) fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
         let axis = mode.map(|mode| match mode {
-            Mode::Strong | Mode::Weak => Difference::Ranks,
-            Mode::Batch => Difference::MicroBatch,
-            Mode::Accumulation => Difference::Accumulation,
-            Mode::Variants => Difference::Variant,
+            Mode::Variants => 0,
+            Mode::Strong | Mode::Weak => 1,
+            Mode::Batch => 2,
+            Mode::Accumulation => 3,
         });
-        let all = [
-            Difference::Variant,
-            Difference::Ranks,
-            Difference::MicroBatch,
-            Difference::Accumulation,
-        ];
-        let differs = |difference: &Difference| {
-            Some(*difference) != axis
-                && points
-                    .iter()
-                    .any(|point| difference.of(point) != difference.of(&points[0]))
+        let first = properties(&points[0]);
+        let differs = |place: &usize| {
+            let mut points = points.iter();
+            Some(*place) != axis && points.any(|point| properties(point)[*place] != first[*place])
         };
-        Self(all.into_iter().filter(differs).collect())
+        Self((0..first.len()).filter(differs).collect())
     }
 
     /// Whether there are several series.
@@ -201,7 +184,8 @@ impl Names {
     }
 
     pub(super) fn of(&self, point: &PointResult) -> String {
-        let words: Vec<String> = self.0.iter().map(|difference| difference.of(point)).collect();
+        let properties = properties(point);
+        let words: Vec<&str> = self.0.iter().map(|place| properties[*place].as_str()).collect();
         if words.is_empty() {
             "measured".into()
         } else {
