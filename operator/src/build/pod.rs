@@ -60,12 +60,9 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             (trainer, Some(agent))
         }
     };
-    let secrets = spec
-        .image_pull_secrets
-        .iter()
-        .map(|secret| LocalObjectReference {
-            name: secret.name.clone(),
-        });
+    let secrets = spec.image_pull_secrets.iter().map(|secret| LocalObjectReference {
+        name: secret.name.clone(),
+    });
     Pod {
         metadata,
         spec: Some(PodSpec {

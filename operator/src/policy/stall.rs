@@ -81,9 +81,10 @@ pub(crate) fn stalled(signs: &StallSigns, gang: &[PodView], attempt: i32, now: T
         .iter()
         .flat_map(|(node_rank, heartbeats)| heartbeats.ranks.iter().map(|rank| (*node_rank, rank)))
         .collect();
-    let is_stuck = |(_, rank): &(usize, &Heartbeat)| {
-        rank.activity.is_counted() && rank.idle_seconds >= bound.as_secs_f64()
-    };
+    // A stopped process does not save either.
+    let is_counted = |rank: &Heartbeat| rank.activity.is_counted() || rank.process == ProcessState::Stopped;
+    let is_stuck =
+        |(_, rank): &(usize, &Heartbeat)| is_counted(rank) && rank.idle_seconds >= bound.as_secs_f64();
     // Including rank 0: the others wait in a step while it saves.
     let is_confirmed = ranks.iter().any(|(_, rank)| rank.rank == 0)
         && (answers.len() > 1 || gang.len() == 1)
@@ -189,7 +190,7 @@ mod tests {
                 rank: rank.parse().expect("a number"),
                 activity: match state {
                     "starting" => Activity::Starting,
-                    "checkpointing" => Activity::Checkpointing,
+                    "checkpointing" | "stopped-checkpointing" => Activity::Checkpointing,
                     "evaluating" => Activity::Evaluating,
                     _ => Activity::Training,
                 },
@@ -198,7 +199,7 @@ mod tests {
                 idle_seconds: words[1].parse().expect("a number"),
                 median_step_seconds: Some(0.25),
                 process: match state {
-                    "stopped" => ProcessState::Stopped,
+                    "stopped" | "stopped-checkpointing" => ProcessState::Stopped,
                     "uninterruptible" => ProcessState::Uninterruptible,
                     _ => ProcessState::Running,
                 },
@@ -245,6 +246,7 @@ mod tests {
         let gangs = [one, two, three];
         for case in "
 2 pods: 0@7 70.5, 1@7 71 stopped -> Some(1) on b: rank 1: its process is stopped by a signal or a debugger
+2 pods: 0@7 70, 1@7 71 stopped-checkpointing -> Some(1) on b: rank 1: its process is stopped by a signal or a debugger
 2 pods: 0@7 70 uninterruptible, 1@6 70 -> Some(1) on b: rank 1 is at step 6: its process runs or waits
 2 pods: 0@7 70, 1@7 70 -> None on no node: no rank is behind the others
 2 pods: 0@7 70 evaluating, 1@7 71 evaluating -> None on no node: no rank is behind the others
