@@ -68,6 +68,7 @@ mod tests {
         ))
     }
 
+    /// Invariant G10.
     #[test]
     fn the_global_batch_is_kept_and_micro_batches_never_grow() {
         for (micro, steps, nodes, other, expected) in [

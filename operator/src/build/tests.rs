@@ -26,6 +26,7 @@ fn pretrained() -> Value {
     json!({"volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors"})
 }
 
+/// Invariant G15.
 #[test]
 fn a_pod_of_a_gang() {
     insta::assert_yaml_snapshot!(pod_of(&fixtures::job(), member()));

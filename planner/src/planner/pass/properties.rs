@@ -111,6 +111,7 @@ fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Result<Plac
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
+    /// Invariant G12.
     #[test]
     fn an_avoided_node_is_used_only_where_the_gang_does_not_fit_without_it(
         inventory in any_cluster(),
@@ -136,6 +137,7 @@ proptest! {
         }
     }
 
+    /// Invariant G9.
     #[test]
     fn a_pass_decides_as_one_job_after_another(
         inventory in any_cluster(),

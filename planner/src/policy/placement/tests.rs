@@ -223,6 +223,7 @@ fn a_node_takes_one_gang_on_its_network_and_others_beside_it() {
     assert_eq!(verdict(&inventory), Verdict::Refused(refusal));
 }
 
+/// Invariant G13.
 #[test]
 fn the_first_writer_that_tells_a_product_is_believed() {
     // An empty value counts as missing.
