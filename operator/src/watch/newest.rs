@@ -17,8 +17,8 @@ pub(crate) struct Newest<K> {
     ahead: HashMap<Name, Ahead<K>>,
     /// The greatest version that the watch has delivered.
     reached: u64,
-    /// The same of a list in progress.
-    listed: u64,
+    /// The versions received so far of a list in progress.
+    listed: HashMap<Name, u64>,
 }
 
 /// Namespace and name: caches know objects by them.
@@ -37,7 +37,7 @@ impl<K> Default for Newest<K> {
         Self {
             ahead: HashMap::new(),
             reached: 0,
-            listed: 0,
+            listed: HashMap::new(),
         }
     }
 }
@@ -47,17 +47,17 @@ impl<K: Resource + Clone> Newest<K> {
     pub(crate) fn watched(&mut self, event: Event<K>) -> Vec<Event<K>> {
         match event {
             Event::Init => {
-                self.listed = 0;
+                self.listed.clear();
                 vec![Event::Init]
             }
             Event::InitApply(object) => {
-                self.listed = self.listed.max(version(&object).unwrap_or(0));
+                self.listed.insert(name(&object), version(&object).unwrap_or(0));
                 let newer = self.newer_than(&object).map(|ahead| ahead.object.clone());
                 vec![Event::InitApply(newer.unwrap_or(object))]
             }
             Event::InitDone => {
                 // Smaller than before if etcd was restored from a backup.
-                self.reached = self.listed;
+                self.reached = self.listed.drain().map(|(_, version)| version).max().unwrap_or(0);
                 // The rest was in the list, or is gone.
                 self.ahead.retain(|_, ahead| ahead.version > self.reached);
                 let ahead = self.ahead.values();
@@ -93,12 +93,10 @@ impl<K: Resource + Clone> Newest<K> {
         let Some(version) = version(&object) else {
             return vec![];
         };
-        if version <= self.reached
-            || self
-                .ahead
-                .get(&name(&object))
-                .is_some_and(|ahead| version <= ahead.version)
-        {
+        let name = name(&object);
+        let listed = self.listed.get(&name).copied();
+        let ahead = self.ahead.get(&name).map(|ahead| ahead.version);
+        if Some(version) <= listed.max(ahead).max(Some(self.reached)) {
             return vec![];
         }
         let ahead = Ahead {
@@ -106,7 +104,7 @@ impl<K: Resource + Clone> Newest<K> {
             version,
             since: now,
         };
-        let last = self.ahead.insert(name(&object), ahead);
+        let last = self.ahead.insert(name, ahead);
         let other = last.filter(|last| last.object.meta().uid != object.meta().uid);
         let gone = other.map(|other| Event::Delete(other.object));
         gone.into_iter().chain([Event::Apply(object)]).collect()
@@ -162,218 +160,4 @@ fn name(object: &impl Resource) -> Name {
 
 fn version(object: &impl Resource) -> Option<u64> {
     object.meta().resource_version.as_deref()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::runtime::reflector::{self, Store, store::Writer};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn object(name: usize, uid: u64, version: u64) -> ConfigMap {
-        let mut object = ConfigMap::default();
-        object.metadata.name = Some(name.to_string());
-        object.metadata.uid = Some(uid.to_string());
-        object.metadata.resource_version = Some(version.to_string());
-        object
-    }
-
-    /// What happens to the objects of three names.
-    #[derive(Clone, Debug)]
-    enum Happens {
-        /// This process creates or updates it; the answer comes later if it `lags`.
-        Write {
-            name: usize,
-            lags: bool,
-        },
-        /// Someone else does.
-        Change(usize),
-        Delete(usize),
-        /// The oldest late answer comes.
-        Answer,
-        /// The watch delivers its next event, or the end of its list.
-        Watch,
-        /// The watch is interrupted, and begins to list.
-        List,
-    }
-
-    fn happens() -> impl Strategy<Value = Happens> {
-        let name = || 0..3_usize;
-        prop_oneof![
-            (name(), any::<bool>()).prop_map(|(name, lags)| Happens::Write { name, lags }),
-            name().prop_map(Happens::Change),
-            name().prop_map(Happens::Delete),
-            Just(Happens::Answer),
-            Just(Happens::Watch),
-            Just(Happens::Watch),
-            Just(Happens::List),
-        ]
-    }
-
-    /// An API server, its watch, and the cache behind the filter.
-    struct World {
-        stored: BTreeMap<usize, ConfigMap>,
-        version: u64,
-        events: Vec<Event<ConfigMap>>,
-        delivered: usize,
-        /// Whether a list is in progress.
-        lists: bool,
-        late: Vec<ConfigMap>,
-        newest: Newest<ConfigMap>,
-        cache: Store<ConfigMap>,
-        writer: Writer<ConfigMap>,
-        /// Versions that the cache must have, by uid.
-        answered: BTreeMap<String, u64>,
-    }
-
-    impl World {
-        fn new() -> Self {
-            let (cache, writer) = reflector::store();
-            Self {
-                stored: BTreeMap::new(),
-                version: 10,
-                events: vec![],
-                delivered: 0,
-                lists: false,
-                late: vec![],
-                newest: Newest::default(),
-                cache,
-                writer,
-                answered: BTreeMap::new(),
-            }
-        }
-
-        fn see(&mut self, events: impl IntoIterator<Item = Event<ConfigMap>>) {
-            for event in events {
-                self.writer.apply_watcher_event(&event);
-            }
-        }
-
-        fn watched(&mut self, event: Event<ConfigMap>) {
-            let events = self.newest.watched(event);
-            self.see(events);
-        }
-
-        fn write(&mut self, name: usize) -> ConfigMap {
-            self.version += 1;
-            let uid = self.stored.get(&name).and_then(|known| known.uid()?.parse().ok());
-            let object = object(name, uid.unwrap_or(self.version), self.version);
-            self.stored.insert(name, object.clone());
-            self.events.push(Event::Apply(object.clone()));
-            object
-        }
-
-        fn answer(&mut self, object: ConfigMap) {
-            let (uid, version) = (object.uid().expect("a uid"), version(&object).expect("a version"));
-            let known = self.answered.entry(uid).or_default();
-            *known = version.max(*known);
-            let event = self.newest.answered(object, Instant::now());
-            self.see(event);
-        }
-
-        fn list(&mut self) {
-            self.watched(Event::Init);
-            for object in self.stored.clone().into_values() {
-                self.watched(Event::InitApply(object));
-            }
-            self.delivered = self.events.len();
-            self.lists = true;
-        }
-
-        fn watch(&mut self) {
-            if std::mem::take(&mut self.lists) {
-                self.watched(Event::InitDone);
-            } else if let Some(event) = self.events.get(self.delivered).cloned() {
-                self.delivered += 1;
-                self.watched(event);
-            }
-        }
-
-        fn take(&mut self, happens: &Happens) {
-            match happens {
-                Happens::Write { name, lags: true } => {
-                    let object = self.write(*name);
-                    self.late.push(object);
-                }
-                Happens::Write { name, lags: false } => {
-                    let object = self.write(*name);
-                    self.answer(object);
-                }
-                Happens::Change(name) => drop(self.write(*name)),
-                Happens::Delete(name) => {
-                    if let Some(mut object) = self.stored.remove(name) {
-                        self.version += 1;
-                        object.metadata.resource_version = Some(self.version.to_string());
-                        self.events.push(Event::Delete(object));
-                    }
-                }
-                Happens::Answer => {
-                    if !self.late.is_empty() {
-                        let object = self.late.remove(0);
-                        self.answer(object);
-                    }
-                }
-                Happens::Watch => self.watch(),
-                Happens::List => self.list(),
-            }
-        }
-
-        /// Names, uids and versions of the cache.
-        fn cached(&self) -> BTreeMap<String, (Option<String>, Option<u64>)> {
-            let objects = self.cache.state();
-            let objects = objects.iter();
-            objects
-                .map(|object| (object.name_any(), (object.uid(), version(&**object))))
-                .collect()
-        }
-    }
-
-    proptest! {
-        /// Invariant G4.
-        #[test]
-        fn a_cache_is_as_new_as_every_answer_and_as_the_server_in_the_end(
-            story in proptest::collection::vec(happens(), 1..40),
-        ) {
-            let mut world = World::new();
-            world.list();
-            world.watch();
-            for happens in &story {
-                world.take(happens);
-                let cached = world.cached();
-                for (name, stored) in &world.stored {
-                    let uid = stored.uid().expect("a uid");
-                    let Some(answered) = world.answered.get(&uid) else { continue };
-                    let known = cached.get(&name.to_string());
-                    prop_assert!(
-                        known.is_some_and(|(known, version)| {
-                            known.as_ref() == Some(&uid) && *version >= Some(*answered)
-                        }),
-                        "{name} is {known:?}, but version {answered} of {uid} was answered"
-                    );
-                }
-            }
-            while !world.late.is_empty() {
-                world.take(&Happens::Answer);
-            }
-            while world.lists || world.delivered < world.events.len() {
-                world.watch();
-            }
-            for ahead in world.newest.unconfirmed(Instant::now()) {
-                let mut stored = world.stored.values();
-                let stored = stored.find(|stored| stored.name_any() == ahead.name_any()).cloned();
-                let events = world.newest.confirmed(&ahead, stored, Instant::now());
-                world.see(events);
-            }
-            let stored: BTreeMap<_, _> = world
-                .stored
-                .iter()
-                .map(|(name, object)| (name.to_string(), (object.uid(), version(object))))
-                .collect();
-            prop_assert_eq!(world.cached(), stored);
-        }
-    }
 }
