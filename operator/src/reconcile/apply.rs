@@ -21,7 +21,9 @@ use super::step::{Object, Write};
 use crate::api::kueue::Workload;
 use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
-use crate::objects::{create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid};
+use crate::objects::{
+    OwnedObject, create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid,
+};
 use crate::policy::gang::{PodId, is_grouped};
 use crate::watch::caches::Cached;
 
@@ -57,23 +59,16 @@ async fn apply_one(
                 let groups = api_of_groups(client, job, version);
                 delete_of_kind(&groups, POD_GROUP, name.clone(), by_default()).await?;
             }
-            delete(&api::<ConfigMap>(client, job), name, by_default())
-                .await
-                .map(drop)
+            remove::<ConfigMap>(client, job, name, by_default()).await
         }
-        Write::DeleteService => {
-            let deleted = delete(&api::<Service>(client, job), job.name_any(), by_default()).await;
-            deleted.map(drop)
-        }
+        Write::DeleteService => remove::<Service>(client, job, job.name_any(), by_default()).await,
         Write::DeleteNetworkPolicy => {
-            let deleted = delete(&api::<NetworkPolicy>(client, job), job.name_any(), by_default()).await;
-            deleted.map(drop)
+            remove::<NetworkPolicy>(client, job, job.name_any(), by_default()).await
         }
         Write::CreateWorkload(workload) => make(context, client, job, *workload).await.map(drop),
         Write::DeleteWorkload(workload) => {
             let parameters = with_uid(workload.uid(), by_default());
-            let deleted = delete(&api::<Workload>(client, job), workload.name_any(), parameters).await;
-            deleted.map(drop)
+            remove::<Workload>(client, job, workload.name_any(), parameters).await
         }
         Write::UpdateWorkload(workload) => {
             let written = replace_status(&api(client, job), kind::<Workload>(), &*workload).await;
@@ -99,14 +94,18 @@ async fn apply_one(
             );
             context.publish(job.object_ref(&()), vec![expired]);
             let parameters = with_uid(job.uid(), DeleteParams::background());
-            let deleted = delete(&api::<ViTTrainingJob>(client, job), job.name_any(), parameters).await;
-            deleted.map(drop)
+            remove::<ViTTrainingJob>(client, job, job.name_any(), parameters).await
         }
     }
 }
 
 /// Creates an object unless the job has it, and puts it into its cache.
-async fn make<K>(context: &Context, client: &Client, job: &ViTTrainingJob, object: K) -> Result<K, Error>
+async fn make<K>(
+    context: &Context,
+    client: &Client,
+    job: &ViTTrainingJob,
+    object: K,
+) -> Result<OwnedObject<K>, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Cached
@@ -115,9 +114,22 @@ where
         + Serialize
         + DeserializeOwned,
 {
-    let object = create(client, job, object).await?.object;
-    object.clone().answered(&context.caches);
-    Ok(object)
+    let own = create(client, job, object).await?;
+    own.object.clone().answered(&context.caches);
+    Ok(own)
+}
+
+/// Deletes an object of a kind whose deletion no round waits for.
+async fn remove<K>(
+    client: &Client,
+    job: &ViTTrainingJob,
+    name: String,
+    parameters: DeleteParams,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    delete(&api::<K>(client, job), name, parameters).await.map(drop)
 }
 
 /// Objects of a kind in the job's namespace.
@@ -208,8 +220,8 @@ async fn create_gang(context: &Context, job: &ViTTrainingJob, pods: Vec<Pod>) ->
         .take_until(tokio::time::sleep(CREATING))
         .map(|pod| async {
             let wants_group = is_grouped(&pod);
-            let pod = make(context, &context.client, job, pod).await?;
-            if wants_group && !is_grouped(&pod) {
+            let own = make(context, &context.client, job, pod).await?;
+            if wants_group && own.is_new && !is_grouped(&own.object) {
                 warn_of_lost_group(context);
             }
             Ok(())

@@ -14,7 +14,7 @@ use planner::facts::inventory::NodeHealth;
 
 use super::context::Context;
 use super::observation::{Isolation, Observation};
-use super::pace::pace_of_starts;
+use super::pace::{IN_MOTION, pace_of_starts};
 use crate::error::Error;
 use crate::policy::stall::{self, SilentAgent, StallSigns};
 use crate::watch::caches::Cached as _;
@@ -24,6 +24,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
     let uid = job.uid().unwrap_or_default();
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
+    let phase = job.status.as_ref().and_then(|status| status.phase);
     let (mut pods, departed) = caches.pods_of(&job, attempt);
     let now = Timestamp::now();
     let (mut unready_nodes, mut rejecting_nodes) = (HashMap::new(), HashMap::new());
@@ -63,7 +64,10 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
         silence: None,
         stragglers: None,
         queue: caches.queue_of(&job),
-        start_pace: pace_of_starts(context),
+        start_pace: match phase {
+            Some(Phase::Starting) => pace_of_starts(context),
+            _ => IN_MOTION,
+        },
         now,
         job,
     };
