@@ -360,7 +360,7 @@ mod tests {
         Results::new(plan, &measured).points
     }
 
-    /// Results of runs of which each trains 100 images/s more than the one before.
+    /// Results of runs, each 100 images/s faster than the one before.
     fn rising(sweeps: &str) -> Vec<PointResult> {
         let plan = plan(sweeps);
         let rates: Vec<[Option<f64>; 1]> = (1..=plan.runs.len())

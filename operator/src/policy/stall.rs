@@ -269,7 +269,7 @@ mod tests {
             let (ranks, expected) = case.split_once(" -> ").expect("a case");
             let gang = &gangs[pods.parse::<usize>().expect("a number") - 1];
             let Some(failure) = judged(ranks, gang, 70) else {
-                assert!(!expected.contains(" on "), "{ranks} is no stall");
+                assert!(!expected.contains(" on "), "{ranks}: not a stall");
                 continue;
             };
             let node = failure.node.as_deref().unwrap_or("no node");

@@ -11,9 +11,9 @@
 //! ```
 //! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction.
 //!
-//! What destroys evidence or holds GPUs is recorded by a step of its own before: a failure before its
-//! pods are deleted, a placement before its pods are created. So an operator that stops in between
-//! continues there.
+//! A step that only writes the status comes before one that destroys evidence or holds GPUs: a
+//! failure is recorded before its pods are deleted, a placement before its pods are created. So an
+//! operator that stops in between continues there.
 
 mod follow;
 mod gang;
@@ -126,7 +126,7 @@ pub(crate) fn decide(
     }
 }
 
-/// The end of a gang of which the API server would always refuse an object, such as this pod.
+/// Ends a gang because the API server will never accept one of its objects, such as this pod.
 pub(super) fn end_of_refused(seen: &Observation, pod: &PodView, error: &Error) -> Step {
     let failure = Failure::from_pod(pod, FailureClass::BadConfig, error.to_string());
     end(seen, &failure, Verdict::NotRetryable, false)

@@ -93,10 +93,10 @@ impl Cluster {
         for event in events.split("; ") {
             self.on(event, |cluster| cluster.happens(event));
         }
-        self.told(expected);
+        self.story_is(expected);
     }
 
-    fn told(&mut self, expected: Expect) {
+    fn story_is(&mut self, expected: Expect) {
         expected.assert_eq(&std::mem::take(&mut self.story));
     }
 
@@ -454,7 +454,7 @@ fn nodes_that_are_gone_cordoned_tainted_or_faulty_are_given_up() {
         cluster.facts.get_mut("a").expect("a node").taints =
             vec![serde_json::from_value(taint).expect("a taint")];
     });
-    cluster.told(expect![[r#"
+    cluster.story_is(expect![[r#"
         a is tainted: delete sizes-strong-r2-b16-1, not Running: strong-r2-b16 #1: job sizes-strong-r2-b16-1: is being deleted
           create sizes-strong-r2-b16-1 for 2 x 1 GPUs
     "#]]);
@@ -532,7 +532,7 @@ fn a_study_waits_for_another_one_of_its_namespace_and_for_pods_that_stop() {
         (cluster.waits_for, cluster.stopping) = (None, true);
     });
     cluster.on("they are gone", |cluster| cluster.stopping = false);
-    cluster.told(expect![[r#"
+    cluster.story_is(expect![[r#"
         it is over, but pods stop:
         they are gone: create sizes-strong-r4-b16-1-2 on a b c d
     "#]]);
@@ -550,7 +550,7 @@ fn of_two_jobs_at_once_one_goes() {
         labels.insert(crds::labels::REPETITION.into(), "2".into());
         cluster.jobs.push(second);
     });
-    cluster.told(expect![[r#"
+    cluster.story_is(expect![[r#"
         a second job: delete sizes-second
     "#]]);
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-/// The labels of each writer: the product, the GPU memory (or ""), and the driver's version, of which
-/// the first existing one counts. In order of trust: NVIDIA's own discovery, clouds, other vendors'
-/// discovery. Values of different writers are never compared.
+/// Each writer's labels for the product, the GPU memory ("" if it has none) and the driver's version;
+/// the first label of the version that a node has counts. In order of trust: NVIDIA's own discovery,
+/// clouds, other vendors' discovery. Values of different writers are never compared.
 const WRITERS: [(&str, &str, &[&str]); 11] = [
     ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", &NVIDIA_DRIVER),
     ("gpu.nvidia.com/model", "", &[]),

@@ -24,7 +24,7 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
     // A pod that is deleted but not gone uses its GPU.
     let mut world = World::running();
     world.exit(1, 137).pass(2).go().start().exit(0, 137).go().pass(2);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         rank 1 exits with 137; again in 5s
         ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -47,7 +47,7 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
 #[test]
 fn a_back_off_is_waited_for() {
     let mut world = World::running();
-    world.exit(1, 137).go().pass(1).told(expect![[r#"
+    world.exit(1, 137).go().pass(1).story_is(expect![[r#"
         rank 1 exits with 137; again in 5s
         ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -61,7 +61,7 @@ fn a_back_off_is_waited_for() {
 #[test]
 fn data_errors_are_never_retried_and_the_pod_that_failed_stays_for_its_logs() {
     let mut world = World::running();
-    world.exit(0, 3).told(expect![[r#"
+    world.exit(0, 3).story_is(expect![[r#"
         rank 0 exits with 3; again in 300s
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete digits-1-1/30s, delete the Service, delete the NetworkPolicy
@@ -72,7 +72,7 @@ fn data_errors_are_never_retried_and_the_pod_that_failed_stays_for_its_logs() {
         state: PodState::Running,
         ..ended(pod(1, 1), 75, at(100))
     };
-    world.exit(0, 3).told(expect![[r#"
+    world.exit(0, 3).story_is(expect![[r#"
         rank 0 exits with 3; again in 300s
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
@@ -80,7 +80,7 @@ fn data_errors_are_never_retried_and_the_pod_that_failed_stays_for_its_logs() {
     world.on("its kubelet is silent", |seen| {
         seen.unready_nodes = [("b".to_owned(), at(99))].into();
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         its kubelet is silent; again in 5s
         ! delete digits-1-1/30s
     "#]]);
@@ -95,7 +95,7 @@ fn a_job_that_has_trained_goes_elsewhere_where_a_node_s_own_disk_lacks_its_data(
     world.seen.progress = Some(saved_at(40));
     world.begin();
     world.seen.progress = None;
-    world.exit(1, 3).told(expect![[r#"
+    world.exit(1, 3).story_is(expect![[r#"
         begin; again in 2s
           Running
         rank 1 exits with 3; again in 5s
@@ -120,7 +120,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     };
     let mut world = World::running();
     out_of_memory(&mut world);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         a rank is out of GPU memory; again in 300s
         ! Failed, OutOfMemory of digits-1-0 on a, Failed: NotRetryable
         ! delete digits-1-1/30s, delete the Service, delete the NetworkPolicy
@@ -146,7 +146,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
         "; zeroStage 0 ran out of memory",
     );
     // A failure of another class does not bring the first strategy back.
-    world.start().exit(1, 137).go().pass(2).told(expect![[r#"
+    world.start().exit(1, 137).go().pass(2).story_is(expect![[r#"
         begin; again in 5s
           Starting, attempt 1 on a b, Placed: GangFits
           update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
@@ -175,7 +175,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
 #[test]
 fn the_cause_of_an_echo_is_waited_for() {
     let mut world = World::running();
-    world.exit(0, 75).exit(1, 3).told(expect![[r#"
+    world.exit(0, 75).exit(1, 3).story_is(expect![[r#"
         rank 0 exits with 75; again in 3s
         ! Restarting, PeerLost of digits-1-0 on a, restarts 1 (1 without progress)
         rank 1 exits with 3; again in 300s
@@ -187,7 +187,7 @@ fn the_cause_of_an_echo_is_waited_for() {
         Some(Time(at(100)))
     );
     // A restart is counted once.
-    World::running().exit(0, 75).exit(1, 137).told(expect![[r#"
+    World::running().exit(0, 75).exit(1, 137).story_is(expect![[r#"
         rank 0 exits with 75; again in 3s
         ! Restarting, PeerLost of digits-1-0 on a, restarts 1 (1 without progress)
         rank 1 exits with 137; again in 1s
@@ -199,7 +199,7 @@ fn the_cause_of_an_echo_is_waited_for() {
         .exit(0, 75)
         .pass(3)
         .exit(1, 137)
-        .told(expect![[r#"
+        .story_is(expect![[r#"
             rank 0 exits with 75; again in 3s
             ! Restarting, PeerLost of digits-1-0 on a, restarts 1 (1 without progress)
             3 s pass; again in 5s
@@ -214,7 +214,7 @@ fn the_cause_of_an_echo_is_waited_for() {
         lost: true,
         ..ended(world.seen.pods.pop().expect("two"), 3, at(98))
     }];
-    world.exit(0, 75).told(expect![[r#"
+    world.exit(0, 75).story_is(expect![[r#"
         rank 0 exits with 75; again in 300s
         ! Failed, BadData of digits-1-1 on b, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
@@ -227,7 +227,7 @@ fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
     World::in_phase(Phase::Running, once)
         .exit(0, 75)
         .exit(1, 3)
-        .told(expect![[r#"
+        .story_is(expect![[r#"
             rank 0 exits with 75; again in 3s
             ! Failed, PeerLost of digits-1-0 on a, Failed: RestartsExhausted
             rank 1 exits with 3; again in 300s
@@ -241,7 +241,7 @@ fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
         .spec
         .failure_policy
         .max_restarts = 5;
-    world.exit(1, 137).told(expect![[r#"
+    world.exit(1, 137).story_is(expect![[r#"
         rank 0 exits with 75; again in 3s
         ! Failed, PeerLost of digits-1-0 on a, Failed: RestartsExhausted
         rank 1 exits with 137; again in 300s
@@ -267,7 +267,7 @@ fn another_trainer_that_crashed_may_have_lost_its_peer() {
     };
     crash(&mut world, 0, 1, "Error");
     crash(&mut world, 1, 137, "OOMKilled");
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         Error; again in 3s
         ! Restarting, Crashed of digits-1-0 on a, restarts 1 (1 without progress)
         OOMKilled; again in 300s
@@ -305,7 +305,7 @@ fn a_new_checkpoint_renews_the_restart_budget() {
     world.seen.pods[1] = failed;
     assert_eq!(world.decide().status.phase, Some(Phase::Failed));
     world.seen.progress = Some(saved_at(10));
-    world.begin().told(expect![[r#"
+    world.begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -325,7 +325,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     let mut world = starting();
     (world.seen.pods[1].ready, world.seen.pods[1].state) = (false, PodState::Pending);
     world.seen.pods[1].stuck = Some("Unschedulable: no".into());
-    world.begin().pass(9).pass(1).told(expect![[r#"
+    world.begin().pass(9).pass(1).story_is(expect![[r#"
         begin; again in 5s
           update the status
         9 s pass; again in 1s
@@ -338,7 +338,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     world
         .begin()
         .on("a pod is not ready", |seen| seen.pods[1].ready = false);
-    world.pass(1000).told(expect![[r#"
+    world.pass(1000).story_is(expect![[r#"
         begin; again in 2s
           Running
         a pod is not ready; again in 2s
@@ -363,7 +363,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     let failure = world.decide().status.last_failure.expect("a failure");
     assert_contains(&failure.message, &format!("pod digits-1-1: {error}"));
     // A failure of another pod comes first.
-    world.exit(0, 3).told(expect![[r#"
+    world.exit(0, 3).story_is(expect![[r#"
         rank 0 exits with 3; again in 300s
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
@@ -391,12 +391,12 @@ fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
     });
     let mut faulty = World::running();
     faulty.seen.stall_signs = world.seen.stall_signs.clone();
-    world.begin().told(expect![[r#"
+    world.begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting, Stalled of digits-1-0 on no node, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
     "#]]);
-    faulty.exit(1, 76).told(expect![[r#"
+    faulty.exit(1, 76).story_is(expect![[r#"
         rank 1 exits with 76; again in 5s
         ! Restarting, DeviceFault of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -414,7 +414,7 @@ fn a_gang_whose_rank_0_is_silent_trains_again() {
     world.on("its kubelet finds it not ready", |seen| {
         seen.pods[0].ready = false;
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 2s
           update the status
         its kubelet finds it not ready; again in 5s

@@ -135,7 +135,7 @@ fn a_job_asks_for_quota_before_it_looks_for_gpus() {
     change(&mut world, "no quota", |workload| {
         set(workload, conditions::QUOTA_RESERVED, false, "Pending", message);
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 30s
           Pending, not Placed: InQueue, create the Workload
           update the status
@@ -164,7 +164,7 @@ fn a_gang_stays_within_what_it_was_granted() {
         time: Some(Time(at(100))),
     };
     assert_eq!(world.status().admission, Some(expected.clone()));
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 30s
           Pending, not Placed: InQueue, create the Workload
           update the status
@@ -196,7 +196,7 @@ fn a_gang_keeps_its_gpus_while_nothing_else_is_known() {
         seen.queue.is_known = false;
         seen.queue.workload = None;
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         no flavor is known; again in 2s
         an operator that has not listed Kueue's objects; again in 2s
     "#]]);
@@ -210,7 +210,7 @@ fn a_gang_keeps_its_gpus_while_nothing_else_is_known() {
         seen.queue.is_known = false;
         seen.queue.workload = None;
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         an operator that has not listed Kueue's objects; again in 2s
     "#]]);
     assert!(world.status().admission.is_some());
@@ -297,7 +297,7 @@ fn a_gang_without_its_workload_or_suspended_asks_again() {
     let mut world = running(|_| ());
     world.story();
     world.on("its Workload is deleted", |seen| seen.queue.workload = None);
-    world.go().told(expect![[r#"
+    world.go().story_is(expect![[r#"
         its Workload is deleted; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1
@@ -311,7 +311,7 @@ fn a_gang_without_its_workload_or_suspended_asks_again() {
     assert_eq!(world.status().admission, None);
     world
         .edit("resume", |job| job.spec.suspend = false)
-        .told(expect![[r#"
+        .story_is(expect![[r#"
             suspend; again in 5s
             ! Suspending, not Suspended: Suspending
             ! delete digits-1-0 digits-1-1, try to update the Workload
@@ -346,7 +346,7 @@ fn a_workload_that_asks_for_something_else_is_created_again_when_there_are_no_po
                 .insert("cpu".into(), quantity);
         },
     );
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         more CPUs; again in 2s
         three nodes; again in 5s
         ! Restarting
@@ -367,7 +367,7 @@ fn quota_goes_back_where_the_priority_class_is_gone() {
     evict(&mut world, "Preempted");
     world.go();
     world.on("the class comes back", |seen| seen.queue.priority = Some(7));
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         Preempted; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1, try to update the Workload
@@ -389,7 +389,7 @@ fn a_job_that_is_over_says_so_once_its_pods_have_ended() {
             let job = Arc::make_mut(&mut seen.job);
             job.status.as_mut().expect("a status").phase = Some(end);
         });
-        world.go().told(expect![[r#"
+        world.go().story_is(expect![[r#"
             it is over; again in 300s
             ! delete digits-1-0 digits-1-1, delete the Service, delete the NetworkPolicy
             deleted pods are gone; again in 300s
@@ -409,7 +409,7 @@ fn a_job_that_is_over_says_so_once_its_pods_have_ended() {
         let job = Arc::make_mut(&mut seen.job);
         job.status.as_mut().expect("a status").phase = Some(Phase::Failed);
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         it is over; again in 300s
         ! delete digits-1-0, delete the Service, delete the NetworkPolicy, update the Workload
     "#]]);
@@ -446,7 +446,7 @@ fn where_kueue_is_not_known_the_job_says_what_to_do() {
     world.on("Kueue is known, but not the class", |seen| {
         (seen.queue.is_known, seen.queue.priority) = (true, None);
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 30s
           Pending, not Placed: InQueue
         Kueue is known, but not the class; again in 30s

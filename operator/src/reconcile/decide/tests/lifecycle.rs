@@ -31,7 +31,7 @@ fn a_job_is_placed_then_created_then_followed_to_its_end() {
         job.spec.ttl_seconds_after_finished = Some(60);
     });
     world.start().exit(0, 0).exit(1, 0).pass(50).pass(10);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         a time to live of 60 s; again in 5s
           Starting, attempt 1 on a b, Placed: GangFits
           update the status, create ConfigMap digits-1 Service NetworkPolicy digits-1-0 digits-1-1
@@ -56,7 +56,7 @@ fn a_gang_of_which_pods_are_missing_is_completed_unless_they_existed() {
         world.seen.pods[0].state = state;
         world.seen.pods[0].ready = false;
         world.seen.pods.pop();
-        world.begin().told(expect![[r#"
+        world.begin().story_is(expect![[r#"
             begin; again in 5s
               update the status, create digits-1-1
         "#]]);
@@ -65,7 +65,7 @@ fn a_gang_of_which_pods_are_missing_is_completed_unless_they_existed() {
     let mut world = World::in_phase(Phase::Starting, |_| ());
     let gone = world.seen.pods.pop().expect("two");
     world.seen.departed = vec![PodView { lost: true, ..gone }];
-    world.begin().told(expect![[r#"
+    world.begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s
@@ -82,7 +82,7 @@ fn a_pod_that_appears_after_all_pods_have_gone_is_deleted() {
     let mut world = World::in_phase(Phase::Starting, |_| ());
     world.edit("suspend", suspend).go();
     world.on("a pod of it appears", |seen| seen.pods = vec![pod(1, 1)]);
-    world.go().told(expect![[r#"
+    world.go().story_is(expect![[r#"
         suspend; again in 5s
         ! Suspending, not Suspended: Suspending
         ! delete digits-1-0 digits-1-1
@@ -102,7 +102,7 @@ fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
     world.begin();
     assert_contains(&world.condition(types::FAILED).1, "spec.model.imageSize is 100");
     world.edit("it is changed", |job| job.spec.model.image_size = None);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 300s
         ! Failed, Failed: InvalidSpec
         ! delete the Service, delete the NetworkPolicy
@@ -112,7 +112,9 @@ fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
     "#]]);
     assert_eq!(world.status().completion_time, None);
     // Not a job that failed in another way.
-    World::in_phase(Phase::Failed, |_| ()).begin().told(expect![[r#"
+    World::in_phase(Phase::Failed, |_| ())
+        .begin()
+        .story_is(expect![[r#"
         begin; again in 300s
         ! delete digits-1-0 digits-1-1, delete the Service, delete the NetworkPolicy
     "#]]);
@@ -130,7 +132,7 @@ fn another_trainer_needs_an_agent_beside_it() {
     world.on("an operator with an image", |seen| {
         seen.agent_image = Some("localhost/vit-operator:dev".into());
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 300s
         ! Failed, Failed: InvalidSpec
         an operator with an image; again in 5s
@@ -140,7 +142,7 @@ fn another_trainer_needs_an_agent_beside_it() {
     // A running gang keeps its GPUs.
     World::in_phase(Phase::Running, external)
         .begin()
-        .told(expect![[r#"
+        .story_is(expect![[r#"
         begin; again in 2s
           update the status
     "#]]);
@@ -150,13 +152,13 @@ fn another_trainer_needs_an_agent_beside_it() {
 fn a_job_waits_for_gpus_as_long_as_it_may() {
     let mut world = World::new(fixtures::job());
     world.nodes = vec!["a"];
-    world.begin().on("a node comes", |_| ()).told(expect![[r#"
+    world.begin().on("a node comes", |_| ()).story_is(expect![[r#"
         begin; again in 30s
           Pending, not Placed: NoFittingGroup
         a node comes; again in 30s
     "#]]);
     world.nodes.push("b");
-    world.begin().told(expect![[r#"
+    world.begin().story_is(expect![[r#"
         begin; again in 5s
           Starting, attempt 1 on a b, Placed: GangFits
           update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
@@ -166,7 +168,7 @@ fn a_job_waits_for_gpus_as_long_as_it_may() {
     job.spec.scheduling.pending_timeout_seconds = Some(110);
     let mut world = World::new(job);
     world.nodes = vec!["a"];
-    world.begin().pass(10).told(expect![[r#"
+    world.begin().pass(10).story_is(expect![[r#"
         begin; again in 10s
           Pending, not Placed: NoFittingGroup
         10 s pass; again in 300s
@@ -193,7 +195,7 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
         .exit(1, 143)
         .go()
         .pass(1000);
-    world.edit("resume", resume).told(expect![[r#"
+    world.edit("resume", resume).story_is(expect![[r#"
         suspend; again in 5s
         ! Suspending, not Suspended: Suspending
         ! delete digits-1-0 digits-1-1
@@ -211,7 +213,7 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
         Some(Time(at(1100))),
         "its clock starts again"
     );
-    world.start().pass(60).told(expect![[r#"
+    world.start().pass(60).story_is(expect![[r#"
         pods are ready; again in 2s
           Running
         60 s pass; again in 300s
@@ -229,7 +231,7 @@ fn a_gang_that_fails_to_save_when_it_is_stopped_is_recorded_before_the_job_rests
     let mut world = World::running();
     // The volume of one is full.
     world.edit("suspend", suspend).exit(0, 79).exit(1, 143).go();
-    world.edit("resume", resume).told(expect![[r#"
+    world.edit("resume", resume).story_is(expect![[r#"
         suspend; again in 5s
         ! Suspending, not Suspended: Suspending
         ! delete digits-1-0 digits-1-1
@@ -268,7 +270,7 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
         .edit("suspend", suspend)
         .exit(0, 0)
         .exit(1, 0)
-        .told(expect![[r#"
+        .story_is(expect![[r#"
             suspend; again in 5s
             ! Suspending, not Suspended: Suspending
             ! delete digits-1-0 digits-1-1
@@ -285,7 +287,7 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
         assert_eq!(world.decide().status.phase, Some(Phase::Succeeded), "{phase:?}");
     }
     // If one has failed, the other's end says nothing.
-    World::running().exit(0, 0).exit(1, 79).told(expect![[r#"
+    World::running().exit(0, 0).exit(1, 79).story_is(expect![[r#"
         rank 0 exits with 0; again in 2s
           update the status
         rank 1 exits with 79; again in 1s
@@ -302,7 +304,7 @@ fn another_size_replaces_the_gang_without_counting_as_a_failure() {
         world.condition(types::RUNNING).1,
         "the gang of 2 is replaced by one of 1 nodes"
     );
-    world.go().told(expect![[r#"
+    world.go().story_is(expect![[r#"
         one node; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1
@@ -320,7 +322,7 @@ fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
             job.spec.elastic = serde_json::from_value(json!({"minNodes": min_nodes})).ok();
         })
     };
-    elastic(4).begin().told(expect![[r#"
+    elastic(4).begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1
@@ -335,7 +337,7 @@ fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
     };
     report(&mut world, "step 10, which is the last", 0, 10);
     report(&mut world, "an hour is left, but no new checkpoint", 3600, 10);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         step 10, which is the last; again in 2s
           update the status
         an hour is left, but no new checkpoint; again in 2s
@@ -353,7 +355,7 @@ fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
         world.condition(types::RUNNING).1,
         "the gang of 2 is replaced by one of 4 nodes, which are free; after the checkpoint of step 20"
     );
-    world.go().told(expect![[r#"
+    world.go().story_is(expect![[r#"
         step 20; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1
@@ -371,7 +373,7 @@ fn pods_of_an_attempt_that_the_status_has_lost_are_not_taken_for_new_ones() {
         seen.pods.pop();
         seen.pods[0] = ended(seen.pods[0].clone(), 0, at(101));
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 5s
         ! update the status, delete digits-7-0 digits-7-1
         one has ended; again in 5s

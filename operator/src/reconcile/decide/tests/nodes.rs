@@ -27,7 +27,7 @@ fn a_pod_that_someone_deletes_ends_the_attempt() {
     world.on("a pod is deleted", |seen| {
         seen.pods[1].deletion_timestamp = Some(at(130));
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         a pod is deleted; again in 5s
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s
@@ -38,7 +38,7 @@ fn a_pod_that_someone_deletes_ends_the_attempt() {
 fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     let mut world = World::running();
     unready(&mut world, "b", 71);
-    world.pass(1).told(expect![[r#"
+    world.pass(1).story_is(expect![[r#"
         node b is not ready since second 71; again in 2s
           update the status
         1 s pass; again in 5s
@@ -59,7 +59,7 @@ fn pods_of_a_node_that_is_gone_are_not_waited_for() {
     world
         .exit(1, 137)
         .on("node a is gone", |seen| seen.pods[0].lost = true);
-    world.pass(1).told(expect![[r#"
+    world.pass(1).story_is(expect![[r#"
         rank 1 exits with 137; again in 5s
         ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -80,7 +80,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     };
     let mut world = echo();
     unready(&mut world, "b", 149);
-    world.pass(1).told(expect![[r#"
+    world.pass(1).story_is(expect![[r#"
         node b is not ready since second 149; again in 5s
         ! PodLost of digits-1-1 on b
         1 s pass; again in 5s
@@ -94,7 +94,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     let mut other_echo = echo();
     other_echo.seen.pods[1].end = ended(pod(1, 1), 75, at(99)).end;
     unready(&mut other_echo, "b", 149);
-    other_echo.told(expect![[r#"
+    other_echo.story_is(expect![[r#"
         node b is not ready since second 149; again in 5s
     "#]]);
 
@@ -103,7 +103,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
         seen.pods[1].lost = true;
         seen.pods[1].disruption = Some("node b is gone".into());
     });
-    gone.told(expect![[r#"
+    gone.story_is(expect![[r#"
         node b is gone; again in 5s
         ! PodLost of digits-1-1 on b
           Starting, attempt 2 on a b, Placed: GangFits
@@ -115,7 +115,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     );
 
     let mut overdue = echo();
-    overdue.pass(60).told(expect![[r#"
+    overdue.pass(60).story_is(expect![[r#"
         60 s pass; again in 5s
         ! PodLost of digits-1-1 on b
           Starting, attempt 2 on a b, Placed: GangFits
@@ -140,7 +140,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
         world
     };
     let mut world = stuck(Phase::Restarting, &["a", "b", "c"]);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 5s
         1 s pass; again in 5s
           Starting, attempt 2 on a c, Placed: GangFits
@@ -151,7 +151,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
         format!("Tesla-T4 on a, c{words}")
     );
     let mut world = stuck(Phase::Restarting, &["a", "b"]);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 5s
         1 s pass; again in 30s
           Pending, not Placed: NoFittingGroup
@@ -169,7 +169,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
         format!("spec.suspend is set{words}")
     );
     unready(&mut world, "b", 71);
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 5s
         1 s pass; again in 300s
         ! Suspended, Suspended: Suspended, not Placed: Suspended
@@ -186,7 +186,7 @@ fn a_job_that_is_over_takes_its_pods_off_a_dead_node_before_it_goes() {
     });
     world.seen.pods.pop();
     unready(&mut world, "a", 90);
-    world.pass(19).pass(1).told(expect![[r#"
+    world.pass(19).pass(1).story_is(expect![[r#"
         node a is not ready since second 90; again in 5s
         ! delete digits-1-0, delete the Service, delete the NetworkPolicy
         19 s pass; again in 5s
@@ -224,7 +224,7 @@ fn a_gang_whose_node_was_taken_makes_room_without_having_failed() {
         seen.pods.clear();
         seen.rejecting_nodes.clear();
     });
-    world.told(expect![[r#"
+    world.story_is(expect![[r#"
         begin; again in 5s
         ! Restarting
         ! delete digits-1-0 digits-1-1
@@ -244,13 +244,13 @@ fn a_gang_whose_node_was_taken_makes_room_without_having_failed() {
         (world.status().restarts, &world.status().failed_nodes[..]),
         (0, &[][..])
     );
-    displaced(Phase::Starting, true).exit(0, 3).told(expect![[r#"
+    displaced(Phase::Starting, true).exit(0, 3).story_is(expect![[r#"
         rank 0 exits with 3; again in 300s
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
     "#]]);
     // A gang that has run is not placed again for free.
-    displaced(Phase::Running, true).begin().told(expect![[r#"
+    displaced(Phase::Running, true).begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -259,7 +259,7 @@ fn a_gang_whose_node_was_taken_makes_room_without_having_failed() {
 
 #[test]
 fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
-    displaced(Phase::Starting, false).begin().told(expect![[r#"
+    displaced(Phase::Starting, false).begin().story_is(expect![[r#"
         begin; again in 5s
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
@@ -274,7 +274,7 @@ fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
         rejected: Some(Box::new(gpu())),
         ..pod(1, 1)
     };
-    world.begin().told(expect![[r#"
+    world.begin().story_is(expect![[r#"
         begin; again in 5s
           update the status
     "#]]);

@@ -148,7 +148,7 @@ impl World {
     }
 
     /// Compares the story since the last call.
-    pub(super) fn told(&mut self, expected: Expect) -> &mut Self {
+    pub(super) fn story_is(&mut self, expected: Expect) -> &mut Self {
         expected.assert_eq(&self.story());
         self
     }
@@ -177,7 +177,7 @@ impl World {
         decide(&self.seen, &valid, place, growth)
     }
 
-    /// Takes a step, and tells what it does.
+    /// Takes a step and describes it.
     fn take(&mut self, step: Step) -> String {
         let mut words = changes(&self.status(), &step.status);
         if !step.writes.is_empty() {
