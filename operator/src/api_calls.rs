@@ -4,9 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use http::{Request, Response};
+use tokio::time::Instant;
 use tower::{Layer, Service};
 
 use crate::metrics::Metrics;
@@ -93,7 +93,11 @@ mod tests {
         call.await.expect("it ends").expect_err("no answer");
 
         let text = metrics
-            .render([], &crate::metrics::gpu_counts::GpuCounts::default())
+            .render(
+                [],
+                &crate::metrics::gpu_counts::GpuCounts::default(),
+                crate::fixtures::at(100),
+            )
             .expect("renders");
         for line in [
             r#"vit_operator_api_requests_total{code="404",method="DELETE"} 1"#,

@@ -51,7 +51,9 @@ fn the_reference_of_metrics_is_what_is_rendered() {
     metrics.called(&http::Method::GET, Some(http::StatusCode::OK), Duration::ZERO);
     let gpus = [(("Tesla-T4".into(), "nvidia.com/gpu".into()), [].into())].into();
     let waiting = fixtures::job();
-    let text = metrics.render([&job, &waiting], &gpus).expect("renders");
+    let text = metrics
+        .render([&job, &waiting], &gpus, crate::fixtures::at(100))
+        .expect("renders");
     let table = crds::reference::metrics(&text);
     assert!(
         METRICS.contains(&table),

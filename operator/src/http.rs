@@ -15,6 +15,7 @@ use kube::runtime::reflector::Store;
 use planner::{GuardedJob, SharedPlanner};
 use tokio::net::TcpListener;
 
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::metrics::gpu_counts::{self, GpuCounts};
 
@@ -24,6 +25,7 @@ pub(crate) struct Endpoints {
     pub(crate) jobs: Store<GuardedJob>,
     pub(crate) planner: SharedPlanner,
     pub(crate) is_ready: Arc<AtomicBool>,
+    pub(crate) clock: Clock,
 }
 
 pub(crate) async fn serve(
@@ -60,7 +62,7 @@ async fn metrics(State(endpoints): State<Endpoints>) -> Response {
     } else {
         GpuCounts::default()
     };
-    match endpoints.metrics.render(own, &gpus) {
+    match endpoints.metrics.render(own, &gpus, endpoints.clock.now()) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -109,6 +111,7 @@ mod tests {
             jobs,
             planner: SharedPlanner::default(),
             is_ready: Arc::default(),
+            clock: Clock::starting_at(fixtures::at(100)),
         };
         assert_eq!(get(&endpoints, "/healthz").await.0, StatusCode::OK);
         assert_eq!(

@@ -14,6 +14,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use crate::clock::Clock;
+
 /// A Lease not renewed for this long is free.
 pub(crate) const DURATION: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
@@ -57,16 +59,18 @@ pub(crate) struct Candidate {
     api: Api<Lease>,
     name: String,
     identity: String,
+    clock: Clock,
     /// The Lease as last seen, and since when it is unchanged.
     seen: Option<(Option<Lease>, Instant)>,
 }
 
 impl Candidate {
-    pub(crate) fn new(client: Client, namespace: &str, name: String, identity: String) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str, name: String, identity: String, clock: Clock) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
             name,
             identity,
+            clock,
             seen: None,
         }
     }
@@ -122,7 +126,7 @@ impl Candidate {
         let released = Lease {
             spec: Some(LeaseSpec {
                 holder_identity: Some(String::new()),
-                renew_time: Some(MicroTime(Timestamp::now())),
+                renew_time: Some(MicroTime(self.clock.now())),
                 ..spec
             }),
             ..lease
@@ -157,7 +161,7 @@ impl Candidate {
         };
         self.seen = Some((lease.clone(), since));
         let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
-        let spec = next(spec, &self.identity, since.elapsed(), Timestamp::now());
+        let spec = next(spec, &self.identity, since.elapsed(), self.clock.now());
         if spec.is_none() {
             return Ok(false);
         }
@@ -214,7 +218,7 @@ mod tests {
             (Some(lease("other")), 12, Some(4)),
             (Some(lease("self")), 100, Some(3)),
         ] {
-            let now = Timestamp::now();
+            let now = fixtures::at(100);
             let next = next(last.as_ref(), "self", Duration::from_secs(unchanged_for), now);
             let found = next.as_ref().and_then(|lease| lease.lease_transitions);
             assert_eq!(found, transitions, "{last:?} after {unchanged_for} s");
@@ -273,7 +277,19 @@ mod tests {
     }
 
     fn candidate(client: &Client, identity: &str) -> Candidate {
-        Candidate::new(client.clone(), "default", "vit-operator".into(), identity.into())
+        candidate_at(client, identity, 0)
+    }
+
+    /// A candidate whose clock is ahead by hours.
+    fn candidate_at(client: &Client, identity: &str, hours: i64) -> Candidate {
+        let clock = Clock::starting_at(fixtures::at(3600 * hours));
+        Candidate::new(
+            client.clone(),
+            "default",
+            "vit-operator".into(),
+            identity.into(),
+            clock,
+        )
     }
 
     fn holder(stored: &Stored) -> Option<String> {
@@ -319,15 +335,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_replica_that_is_dead_is_followed_after_the_duration_of_its_lease() {
-        let (client, stored) = server();
-        candidate(&client, "dead")
-            .acquire(&CancellationToken::new())
-            .await;
-        let mut heir = candidate(&client, "heir");
-        let started = Instant::now();
-        heir.acquire(&CancellationToken::new()).await;
-        assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
-        assert_eq!(holder(&stored).as_deref(), Some("heir"));
+        // Their clocks do not matter.
+        for hours in [-1, 0, 1] {
+            let (client, stored) = server();
+            candidate_at(&client, "dead", hours)
+                .acquire(&CancellationToken::new())
+                .await;
+            let mut heir = candidate(&client, "heir");
+            let started = Instant::now();
+            heir.acquire(&CancellationToken::new()).await;
+            assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
+            assert_eq!(holder(&stored).as_deref(), Some("heir"));
+        }
     }
 
     #[tokio::test(start_paused = true)]

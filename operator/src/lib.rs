@@ -22,6 +22,7 @@ mod api;
 mod api_calls;
 mod arguments;
 mod build;
+mod clock;
 #[cfg(test)]
 mod documentation;
 mod error;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crds::{Phase, labels};
 use futures::future::{self, BoxFuture};
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
+use jiff::Timestamp;
 use kube::client::ClientBuilder;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -24,6 +25,7 @@ use tracing::{debug, info, warn};
 
 use crate::api_calls::CountCalls;
 use crate::arguments::RunArguments;
+use crate::clock::Clock;
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
@@ -102,7 +104,8 @@ async fn run_on(
         metrics_address,
         log_filter: _,
     } = arguments;
-    let identity = identity(replica);
+    let clock = Clock::system();
+    let identity = identity(replica, clock.now());
     let (triggers, mut triggered) = mpsc::unbounded_channel();
     let planner = SharedPlanner::default();
     let (caches, watches) = Caches::start(
@@ -145,6 +148,7 @@ async fn run_on(
             network_policies,
             pod_groups: PodGroups::new(pod_groups),
             agent_image,
+            clock: clock.clone(),
         },
         identity.clone(),
     ));
@@ -160,6 +164,7 @@ async fn run_on(
         jobs: known.store().clone(),
         planner: caches.planner().clone(),
         is_ready: Arc::clone(&is_ready),
+        clock: clock.clone(),
     };
     let (studies, study_watch) = watch_studies(&client, namespace.as_deref(), Arc::clone(&study_changes));
     let studies = Arc::new(Studies::new(Arc::clone(&context), studies));
@@ -182,7 +187,7 @@ async fn run_on(
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
             leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
-        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity);
+        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity, clock);
         let leads = tokio::select! {
             leads = candidate.acquire(&stop) => leads,
             never = stand_by(&mut triggered, &caches) => match never {},
@@ -367,15 +372,11 @@ fn waiting(jobs: &Store<GuardedJob>) -> Vec<ObjectRef<GuardedJob>> {
 }
 
 /// The unique name of this replica: a restarted container is another candidate.
-fn identity(replica: Option<String>) -> String {
+fn identity(replica: Option<String>, now: Timestamp) -> String {
     let replica = replica
         .or_else(|| std::env::var("HOSTNAME").ok())
         .unwrap_or_else(|| "vit-operator".into());
-    format!(
-        "{replica}_{:x}-{}",
-        jiff::Timestamp::now().as_nanosecond(),
-        std::process::id()
-    )
+    format!("{replica}_{:x}-{}", now.as_nanosecond(), std::process::id())
 }
 
 fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Future<Output = ()>> {
@@ -397,6 +398,7 @@ mod tests {
     use std::collections::HashMap;
 
     use ::http::{Method, Request, Response};
+    use jiff::SignedDuration;
     use kube::client::Body;
     use kube::core::DeserializeGuard;
     use serde_json::Value;
@@ -515,6 +517,7 @@ mod tests {
                 network_policies: false,
                 pod_groups: PodGroups::new(false),
                 agent_image: None,
+                clock: Clock::starting_at(fixtures::at(100)),
             },
             "test".into(),
         ));
@@ -566,7 +569,11 @@ mod tests {
 
     #[test]
     fn a_replica_that_starts_again_is_another_candidate() {
-        let name = || identity(Some("vit-operator-0".into()));
+        let mut now = fixtures::at(1);
+        let mut name = || {
+            now += SignedDuration::from_nanos(1);
+            identity(Some("vit-operator-0".into()), now)
+        };
         assert!(name().starts_with("vit-operator-0_"));
         assert_ne!(name(), name());
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use contract::{FailureClass, operator_metrics as names};
 use crds::ViTTrainingJob;
 use http::{Method, StatusCode};
+use jiff::Timestamp;
 use prometheus::{
     Encoder as _, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder, register_histogram_vec_with_registry, register_histogram_with_registry,
@@ -169,9 +170,10 @@ impl Metrics {
         &self,
         jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
         gpus: &GpuCounts,
+        now: Timestamp,
     ) -> Result<String, prometheus::Error> {
         let mut families = self.registry.gather();
-        families.extend(jobs::gather(jobs, gpus)?);
+        families.extend(jobs::gather(jobs, gpus, now)?);
         let mut text = Vec::new();
         TextEncoder::new().encode(&families, &mut text)?;
         String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
@@ -186,7 +188,9 @@ mod tests {
     fn every_series_is_there_from_the_start() {
         let metrics = Metrics::new().expect("metrics");
         metrics.restarted(FailureClass::Killed.as_str());
-        let text = metrics.render([], &GpuCounts::default()).expect("renders");
+        let text = metrics
+            .render([], &GpuCounts::default(), crate::fixtures::at(100))
+            .expect("renders");
         for line in [
             "vit_operator_reconciles_total 0",
             "vit_operator_reconcile_errors_total{category=\"Conflict\"} 0",

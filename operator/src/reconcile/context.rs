@@ -18,6 +18,7 @@ use tracing::{Instrument as _, warn};
 
 use super::agents::AgentClient;
 use super::memory::Memory;
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
@@ -43,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) pod_groups: PodGroups,
     /// Of the sidecar of other trainers.
     pub(crate) agent_image: Option<String>,
+    pub(crate) clock: Clock,
 }
 
 pub(crate) struct Context {

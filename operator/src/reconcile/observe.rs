@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use contract::Progress;
 use crds::{Phase, ViTTrainingJob, labels};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
@@ -26,7 +25,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let phase = job.status.as_ref().and_then(|status| status.phase);
     let (mut pods, departed) = caches.pods_of(&job, attempt);
-    let now = Timestamp::now();
+    let now = context.settings.clock.now();
     let (mut unready_nodes, mut rejecting_nodes) = (HashMap::new(), HashMap::new());
     for pod in &mut pods {
         if pod.rejected.is_some()

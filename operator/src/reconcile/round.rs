@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions};
@@ -11,6 +10,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use kube::{Api, Resource as _, ResourceExt as _};
 use planner::GuardedJob;
+use tokio::time::Instant;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::context::Context;

@@ -8,7 +8,7 @@ use crds::status::FailedNodeStatus;
 use crds::{Phase, ViTTrainingJob, conditions};
 use futures::future::LocalBoxFuture;
 use http::{Method, Request, Response};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::client::Body;
@@ -28,6 +28,7 @@ use super::poll::PROGRESS_INTERVAL;
 use super::round::{decide_and_promise, restarted_after};
 use super::*;
 use crate::api::pod_group::Version;
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::fixtures::{self, assert_contains, uid_of};
 use crate::metrics::Metrics;
@@ -267,6 +268,7 @@ fn context_with(
             network_policies: true,
             pod_groups: PodGroups::known(pod_groups.then_some(Version("v1beta1"))),
             agent_image: None,
+            clock: Clock::starting_at(fixtures::at(100)),
         },
         "test".into(),
     ))
@@ -449,8 +451,7 @@ async fn a_job_of_another_controller_is_left_alone() {
 
 #[tokio::test]
 async fn a_gang_is_placed_without_the_node_whose_gpu_failed_which_stays_in_the_status() {
-    // The API server keeps whole seconds.
-    let now = Timestamp::from_second(Timestamp::now().as_second()).expect("a time");
+    let now = fixtures::at(100);
     let failed = FailedNodeStatus {
         node: "b".into(),
         failures: 1,

@@ -47,7 +47,7 @@ async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Resu
     let Some(mut job) = listed.items.into_iter().find(same) else {
         return Ok(false);
     };
-    if !set_condition(&mut job, &error.to_string(), Timestamp::now()) {
+    if !set_condition(&mut job, &error.to_string(), context.settings.clock.now()) {
         return Ok(false);
     }
     objects::replace_status(&api, kind, &job).await?;

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crds::conditions::reasons;
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
 use crds::{ViTScalingStudy, ViTTrainingJob};
-use jiff::Timestamp;
 use kube::api::DeleteParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
@@ -15,6 +14,7 @@ use kube::runtime::events::{Event, EventType};
 
 use kube::{Api, Resource as _, ResourceExt as _};
 use study::StudyJob;
+use tokio::time::Instant;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::next::{Creation, deletable, next};
@@ -202,7 +202,7 @@ fn observe(studies: &Studies, study: Arc<ViTScalingStudy>) -> Observation {
         has_pods: have_pods(context, &jobs),
         jobs,
         refused: BTreeMap::new(),
-        now: Timestamp::now(),
+        now: context.settings.clock.now(),
         study,
     }
 }

@@ -84,7 +84,7 @@ async fn a_node_that_cannot_be_read_is_as_it_was_and_others_follow() {
     assert_eq!(follow(events).await, [true, false, true]);
     let is_counted = || {
         metrics
-            .render([], &GpuCounts::default())
+            .render([], &GpuCounts::default(), crate::fixtures::at(100))
             .expect("renders")
             .contains(series)
     };
