@@ -43,9 +43,9 @@ pub(crate) struct RunArguments {
     /// everyone can read its agents' metrics.
     #[arg(long, env = "VIT_OPERATOR_NETWORK_POLICIES", default_value_t = true, action = clap::ArgAction::Set)]
     pub network_policies: bool,
-    /// Whether each gang gets a PodGroup, if the API server serves them (scheduling.k8s.io/v1beta1,
-    /// v1alpha3 or v1alpha2) when this replica becomes the leader: kube-scheduler then binds all
-    /// pods of a gang or none.
+    /// Whether each gang gets a PodGroup, if the API server serves them (scheduling.k8s.io/v1beta1
+    /// or v1alpha2) when this replica becomes the leader: kube-scheduler then binds all pods of a
+    /// gang or none.
     #[arg(long, env = "VIT_OPERATOR_POD_GROUPS", default_value_t = true, action = clap::ArgAction::Set)]
     pub pod_groups: bool,
     /// Whether jobs may wait in Kueue's queues (scheduling.queueName): the operator then watches

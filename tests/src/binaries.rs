@@ -109,11 +109,8 @@ const LINTERS: Module = module!(
     ]
 );
 
-/// Shares quota among jobs. Kubernetes' packages in Go's build cache make it compile in seconds.
-const KUEUE: Module = Module {
-    programs: &[("kueue", "sigs.k8s.io/kueue/cmd/kueue")],
-    ..CLUSTER
-};
+/// Shares quota among jobs. A separate module: it needs older packages of Kubernetes.
+const KUEUE: Module = module!("kueue", [], [("kueue", "sigs.k8s.io/kueue/cmd/kueue")]);
 
 /// Only the Prometheus operator's CRDs are used.
 const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", [], []);
@@ -201,7 +198,7 @@ impl Module {
         if let Some(version) = self.kubernetes() {
             let mut numbers = version.trim_start_matches('v').split('.');
             let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
-                bail!("go.mod pins k8s.io/kubernetes {version}: must be like v1.36.3")
+                bail!("go.mod pins k8s.io/kubernetes {version}: must be like v1.37.2")
             };
             for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
                 flags.push_str(&format!(
@@ -378,7 +375,7 @@ mod tests {
 
     #[test]
     fn kubernetes_reports_the_pinned_version() {
-        for (minor, module) in API_SERVERS.iter().chain([&("1.36", CLUSTER)]) {
+        for (minor, module) in API_SERVERS.iter().chain([&("1.37", CLUSTER)]) {
             let pinned = module.kubernetes().unwrap();
             assert!(pinned.starts_with(&format!("v{minor}.")), "{minor}: {pinned}");
             let flag = format!(" -X k8s.io/component-base/version.gitVersion={pinned} ");

@@ -9,8 +9,8 @@ pub(crate) const POD_GROUP: &str = "PodGroup";
 pub(crate) struct Version(pub(crate) &'static str);
 
 impl Version {
-    /// Newest first: Kubernetes 1.37 serves the first two, 1.36 the last.
-    pub(crate) const ALL: [Self; 3] = [Self("v1beta1"), Self("v1alpha3"), Self("v1alpha2")];
+    /// Newest first: those of Kubernetes 1.37 and 1.36.
+    pub(crate) const ALL: [Self; 2] = [Self("v1beta1"), Self("v1alpha2")];
 
     pub(crate) fn resource(self) -> ApiResource {
         let Self(version) = self;

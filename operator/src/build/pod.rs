@@ -313,6 +313,7 @@ fn empty(name: &str, medium: Option<&str>, size_limit: Option<&String>) -> Volum
         empty_dir: Some(EmptyDirVolumeSource {
             medium: medium.map(Into::into),
             size_limit: size_limit.cloned().map(Quantity),
+            ..EmptyDirVolumeSource::default()
         }),
         ..Volume::default()
     }

@@ -145,8 +145,8 @@ mod tests {
         let both = &["Workload", "PodGroup"][..];
         for (versions, kinds, expected) in [
             (&["v1alpha2"][..], both, Some("v1alpha2")),
-            (&["v1alpha3", "v1beta1"], both, Some("v1beta1")),
-            (&["v1alpha3"], both, Some("v1alpha3")),
+            (&["v1alpha2", "v1beta1"], both, Some("v1beta1")),
+            (&["v1alpha3"], both, None),
             (&["v1alpha2"], &["Workload"], None),
             (&[], both, None),
         ] {

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
@@ -16,8 +16,8 @@ use crate::steps::{saved_step, until};
 const HERMIT: &str = "hermit";
 
 pub(crate) fn gang_is_bound_as_one_where_the_scheduler_can(context: &Context<'_>) -> Result<()> {
-    let gates = "--feature-gates=GenericWorkload=true,GangScheduling=true".to_owned();
-    let served = "--runtime-config=scheduling.k8s.io/v1alpha2=true".to_owned();
+    let gates = "--feature-gates=GenericWorkload=true".to_owned();
+    let served = "--runtime-config=scheduling.k8s.io/v1beta1=true".to_owned();
     let outcome = switch(context, &[served, gates.clone()], &[gates])
         .and_then(|()| context.restart_operator())
         .and_then(|()| train(context));
@@ -77,7 +77,7 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let others: Api<Pod> = Api::namespaced(context.client.clone(), "default");
     context.block_on(async { others.create(&PostParams::default(), &hermit).await })?;
     namespace.apply_all(&[json!({
-        "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "digits-1"},
+        "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {"name": "digits-1"},
         "spec": {"schedulingPolicy": {"basic": {}}},
     })])?;
     // Needs all nodes with these GPUs, including node0.
