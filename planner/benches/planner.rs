@@ -159,9 +159,10 @@ fn apply(planner: &mut Planner, job: ViTTrainingJob) {
 
 /// How many nodes are promised to a job, with its status message as in a reconcile; `None` if it waits.
 fn place(planner: &mut Planner, job: &ViTTrainingJob, now: Timestamp) -> Option<usize> {
-    match planner.place(&job.uid().unwrap_or_default(), 1, now) {
+    let version = job.resource_version();
+    match planner.place(&job.uid().unwrap_or_default(), version.as_deref(), 1, now)? {
         Decision::Placed(placement) => Some(placement.nodes.len()),
-        Decision::Waits(_) | Decision::Outdated => None,
+        Decision::Waits(_) => None,
     }
 }
 

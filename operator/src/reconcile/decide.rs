@@ -47,12 +47,12 @@ use over::after_the_end;
 use queue::queue;
 use stopping::{backing_off, drain, failed_stop, settle};
 
-/// Decides. `place` finds and promises GPUs for an attempt; `growth` returns the nodes to which an
-/// elastic gang could grow.
+/// Decides. `place` finds and promises GPUs for an attempt, unless `seen` is outdated; `growth` returns
+/// the nodes to which an elastic gang could grow.
 pub(crate) fn decide(
     seen: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
-    place: impl FnOnce(i32) -> Decision,
+    place: impl FnOnce(i32) -> Option<Decision>,
     growth: impl FnOnce() -> Option<usize>,
 ) -> Step {
     let status = seen.status();
@@ -95,9 +95,9 @@ pub(crate) fn decide(
             .unwrap_or_else(|| {
                 let attempt = seen.newest_attempt() + 1;
                 match place(attempt) {
-                    Decision::Placed(placement) => placed(seen, valid, attempt, &placement),
-                    Decision::Waits(waiting) => wait(seen, &waiting, vec![]),
-                    Decision::Outdated => Next::of(seen).record(CATCH_UP),
+                    Some(Decision::Placed(placement)) => placed(seen, valid, attempt, &placement),
+                    Some(Decision::Waits(waiting)) => wait(seen, &waiting, vec![]),
+                    None => Next::of(seen).record(CATCH_UP),
                 }
             })
     };

@@ -21,6 +21,8 @@ pub(crate) struct Memory(Mutex<HashMap<String, JobMemory>>);
 #[derive(Debug, Default)]
 struct JobMemory {
     written_at: Option<Instant>,
+    /// A promise whose record may still be stored: the job's version before it, and why.
+    doubt: Option<(String, String)>,
     /// Whether it wrote phase Starting.
     is_starting: bool,
     /// When agents were polled last.
@@ -108,6 +110,19 @@ impl Memory {
     /// Time since the last write, if there was one.
     pub(crate) fn since_write(&self, uid: &str) -> Option<Duration> {
         self.with(uid, |job| job.written_at.map(|at| at.elapsed()))
+    }
+
+    /// Remembers that a promise may still be stored over this version of the job, and why.
+    pub(crate) fn doubt(&self, uid: &str, version: String, why: String) {
+        self.with(uid, |job| job.doubt = Some((version, why)));
+    }
+
+    /// Why a promise may still be stored over this version of the job, if it may.
+    pub(crate) fn doubt_about(&self, uid: &str, version: Option<&str>) -> Option<String> {
+        self.with(uid, |job| {
+            let (doubted, why) = job.doubt.as_ref()?;
+            (Some(&**doubted) == version).then(|| why.clone())
+        })
     }
 
     /// The answers of a job's agents, including the last poll's, with the status's `stragglers`.

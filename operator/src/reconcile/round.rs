@@ -101,32 +101,29 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     }
     // Also after a failed call.
     let written = write_status(context, &seen, &step, applied.as_ref().err()).await;
-    settle_promise(context, &seen, &step, &written);
+    if let Err(error) = &written {
+        not_written(context, &seen, &step, error);
+    }
     applied?;
     written?;
     Ok(Action::requeue(step.look_again))
 }
 
-/// Releases a promise that is certainly not recorded, and triggers waiting jobs. If this is
-/// unknown, the promise stays.
-fn settle_promise(context: &Context, seen: &Observation, step: &Step, written: &Result<(), Error>) {
+/// Releases the GPUs that a status promised if the API server certainly refused it, and triggers
+/// waiting jobs. Otherwise it may still store it, until it stores another: the next round writes one.
+fn not_written(context: &Context, seen: &Observation, step: &Step, error: &Error) {
     let uid = seen.job.uid().unwrap_or_default();
-    let last = seen.status().attempt;
-    let is_news = match written {
-        Err(error) if error.is_refusal() => {
-            let is_released = context.planner.lock().release(&uid, step.status.attempt);
-            // Repeatedly refused jobs would wake one another despite their back-off.
-            is_released && !context.memory.is_failing(&uid)
+    if error.is_refusal() {
+        let is_released = context.planner.lock().release(&uid, step.status.attempt);
+        // Repeatedly refused jobs would wake one another despite their back-off.
+        if is_released && !context.memory.is_failing(&uid) {
+            // The receiver lives as long as the process.
+            let _ = context.triggers.send(Trigger::Waiting);
         }
-        // It has recorded the promise.
-        Ok(()) if step.status.attempt > last => false,
-        // The server accepted a status without the promise: the earlier write failed.
-        Ok(()) => context.planner.lock().release_open(&uid, last),
-        Err(_) => false,
-    };
-    if is_news {
-        // The receiver lives as long as the process.
-        let _ = context.triggers.send(Trigger::Waiting);
+    } else if step.status.attempt > seen.status().attempt {
+        let version = seen.job.resource_version().unwrap_or_default();
+        let why = format!("{error}; it may still be stored, over version {version} of the job");
+        context.memory.doubt(&uid, version, why);
     }
 }
 
@@ -136,9 +133,10 @@ pub(super) fn decide_and_promise(
     valid: &Result<ValidatedJob, InvalidJob>,
 ) -> Step {
     let uid = seen.job.uid().unwrap_or_default();
+    let version = seen.job.resource_version();
     let place = |attempt| {
         let started = Instant::now();
-        let decision = context.planner.place(&uid, attempt, seen.now);
+        let decision = context.planner.place(&uid, version.as_deref(), attempt, seen.now);
         context.metrics.placed(started.elapsed());
         decision
     };
@@ -146,7 +144,8 @@ pub(super) fn decide_and_promise(
     decide::decide(seen, valid, place, growth)
 }
 
-/// Writes the status if it changed, with the error of a failed call.
+/// Writes the status if it changed, with the error of a failed call. If the last write may still be
+/// stored, it changes: the API server does not store what changes nothing.
 async fn write_status(
     context: &Context,
     seen: &Observation,
@@ -154,17 +153,17 @@ async fn write_status(
     error: Option<&Error>,
 ) -> Result<(), Error> {
     let job = &*seen.job;
+    let uid = job.uid().unwrap_or_default();
     let last = seen.status();
     let mut next = ViTTrainingJobStatus::clone(&step.status);
-    if !error.is_some_and(Error::is_conflict) {
-        next = status::with_error(seen, next, error);
+    let doubt = context
+        .memory
+        .doubt_about(&uid, job.resource_version().as_deref());
+    if doubt.is_some() || !error.is_some_and(Error::is_conflict) {
+        let why = doubt.or_else(|| error.map(Error::to_string));
+        next = status::with_error(seen, next, why.as_deref());
     }
-    // If an earlier write may have recorded a promise, only the server knows the latest status.
-    let is_open = context
-        .planner
-        .lock()
-        .is_open(&job.uid().unwrap_or_default(), last.attempt);
-    if !is_open && (next == last || can_wait(context, job, &last, &next)) {
+    if next == last || can_wait(context, job, &last, &next) {
         return Ok(());
     }
     let client = context.client_for(step.is_urgent).clone();
@@ -175,7 +174,7 @@ async fn write_status(
     };
     let written = objects::replace_status(&api, objects::kind::<ViTTrainingJob>(), &object).await?;
     context.jobs.answered(DeserializeGuard(Ok(written)));
-    context.memory.wrote(&job.uid().unwrap_or_default(), next.phase);
+    context.memory.wrote(&uid, next.phase);
     count(context, job, &last, &next, seen.now);
     if last.phase != next.phase {
         info!(

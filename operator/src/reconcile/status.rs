@@ -7,22 +7,21 @@ use crds::status::{StragglerStatus, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::observation::Observation;
-use crate::error::Error;
 
-/// The status with the error that stopped the step, if any, also in `Running` of a starting gang.
+/// The status with why a call failed, if one did, also in `Running` of a starting gang.
 pub(crate) fn with_error(
     observation: &Observation,
     mut status: ViTTrainingJobStatus,
-    error: Option<&Error>,
+    why: Option<&str>,
 ) -> ViTTrainingJobStatus {
-    let Some(error) = error else {
+    let Some(why) = why else {
         status
             .conditions
             .retain(|condition| condition.type_ != RECONCILED);
         return status;
     };
     let is_starting = status.phase == Some(Phase::Starting);
-    let cause = (reasons::RECONCILE_FAILED, &*error.to_string());
+    let cause = (reasons::RECONCILE_FAILED, why);
     for type_ in [RECONCILED].into_iter().chain(is_starting.then_some(RUNNING)) {
         let generation = observation.job.metadata.generation;
         let condition = conditions::condition(type_, false, cause, generation, observation.now);

@@ -38,6 +38,7 @@ use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
 mod faults;
+mod promises;
 
 type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
@@ -711,77 +712,6 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
     let phases: Vec<Option<Phase>> = plans.iter().map(|step| step.status.phase).collect();
     assert_eq!(phases, [Some(Phase::Starting), Some(Phase::Pending)]);
     drop(handle);
-}
-
-/// Runs rounds of a new job, one per answer to a write of its status (`None`: stored, but the
-/// answer was lost). Returns after each whether it has a promise, and whether released GPUs
-/// triggered waiting jobs.
-fn promises_after<const ROUNDS: usize>(
-    answers: [Option<u16>; ROUNDS],
-) -> LocalBoxFuture<'static, [(bool, bool); ROUNDS]> {
-    // Boxed, because jobs are large.
-    Box::pin(async move {
-        let (service, mut handle): (MockService, ServerHandle) = mock::pair();
-        let server = tokio::spawn(async move {
-            let mut answers = answers.into_iter();
-            while let Some((request, answer)) = handle.next_request().await {
-                let code = if request.uri().path().ends_with("/status") {
-                    answers.next().flatten()
-                } else {
-                    Some(500)
-                };
-                let response = match code {
-                    None => {
-                        answer.send_error("the connection was closed");
-                        continue;
-                    }
-                    Some(200) => serde_json::to_value(fixtures::job()).expect("a job"),
-                    Some(code) => failure(code, "Failed"),
-                };
-                answer.send_response(fixtures::response(code.unwrap_or_default(), &response));
-            }
-        });
-        let nodes = nodes(["a", "b"]);
-        let (triggers, mut triggered) = mpsc::unbounded_channel();
-        let caches = Caches::holding(SharedPlanner::default(), &nodes, &[], &[]);
-        let context = context_with(service, caches, triggers, false);
-        let guarded = DeserializeGuard(Ok(fixtures::job()));
-        apply_event(&context, &guarded);
-        let mut promises = [(false, false); ROUNDS];
-        for (is_promised, was_triggered) in &mut promises {
-            let guarded = Arc::new(guarded.clone());
-            if let Err(error) = reconcile(Arc::clone(&guarded), Arc::clone(&context)).await {
-                error_policy(guarded, &error, Arc::clone(&context));
-            }
-            *is_promised = context.planner.lock().is_open(fixtures::UID, 0);
-            *was_triggered = triggered.try_recv() == Ok(Trigger::Waiting);
-        }
-        drop(context);
-        server.await.expect("served");
-        promises
-    })
-}
-
-#[tokio::test]
-async fn a_promise_whose_record_is_refused_is_taken_back_and_others_are_told_the_first_time() {
-    assert_eq!(
-        promises_after([Some(403), Some(422)]).await,
-        [(false, true), (false, false)]
-    );
-}
-
-#[tokio::test]
-async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_another_status() {
-    let [kept, taken_back] = [(true, false), (false, true)];
-    for answer in [None, Some(500), Some(504), Some(409)] {
-        // Later rounds write a status without the promise; after that the job is placed again.
-        let [changed, lost, refused, taken] = [Some(409), None, Some(403), Some(200)];
-        assert_eq!(
-            promises_after([answer, changed, lost, refused, taken, refused, taken]).await,
-            [kept, kept, kept, kept, taken_back, taken_back, kept],
-            "{answer:?}"
-        );
-    }
 }
 
 fn sorted<S: Into<String> + Clone>(calls: impl AsRef<[S]>) -> Vec<String> {

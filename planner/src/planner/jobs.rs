@@ -19,7 +19,8 @@ use crate::policy::request::GangRequest;
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) key: JobKey,
-    pub(super) attempt: i32,
+    /// Its resource version.
+    pub(super) version: Option<String>,
     /// The name of its PriorityClass, if it has one.
     class: Option<String>,
     has_class: bool,
@@ -39,7 +40,7 @@ impl Job {
         let nodes: Vec<Arc<str>> = status.nodes().iter().map(|node| node.as_str().into()).collect();
         let mut own = Self {
             key: JobKey::of(job),
-            attempt: status.attempt,
+            version: job.resource_version(),
             class: job.spec.workers.priority_class_name.clone(),
             has_class: false,
             order: Order {

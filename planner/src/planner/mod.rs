@@ -1,10 +1,10 @@
 //! Decides which job gets which GPUs: the fleet and the jobs, updated by their watches, and one
 //! pass over the waiting jobs, which is valid until something changes.
 //!
-//! No GPU is promised twice. A promise is made under the lock of its decision and lasts until the
-//! job's cached status shows it. Then the status replaces it, so promises survive a restart of the
-//! operator. While it is unknown whether a promise was recorded, it stays and the job gets no
-//! other, until a status without it is written.
+//! No GPU is promised twice. A promise is made under the lock of its decision, to a job of one
+//! version, and recorded by a write of the status that the API server stores over this version only.
+//! It lasts until the job is known at another version. If that shows it, the status replaces it, so
+//! promises survive a restart of the operator. If not, that write will never be stored.
 
 mod cluster_state;
 mod jobs;
@@ -44,8 +44,6 @@ pub enum Decision {
     Placed(Placement),
     /// It waits.
     Waits(Waiting),
-    /// The job has changed, or its last promise may have been recorded: it has to request again.
-    Outdated,
 }
 
 /// Why a job waits.
@@ -82,8 +80,8 @@ impl SharedPlanner {
     }
 
     /// [`Planner::place`].
-    pub fn place(&self, uid: &str, attempt: i32, now: Timestamp) -> Decision {
-        blocking(|| self.lock().place(uid, attempt, now))
+    pub fn place(&self, uid: &str, version: Option<&str>, attempt: i32, now: Timestamp) -> Option<Decision> {
+        blocking(|| self.lock().place(uid, version, attempt, now))
     }
 
     /// [`Planner::growth`].
@@ -109,7 +107,7 @@ pub struct Planner {
     /// By uid.
     jobs: HashMap<String, Job>,
     listed_jobs: Listing<String>,
-    /// Promises that no cached status shows yet, by uid of the job.
+    /// Promises to jobs that are known at the version to which they were made, by uid.
     open: HashMap<String, Promise>,
     /// Waiting jobs without a promise.
     queue: BTreeMap<Order, Arc<Waiter>>,
@@ -182,27 +180,29 @@ impl Planner {
         job.map_or(is_news, |job| self.put(job))
     }
 
-    /// Decides about a job, and promises its nodes to this attempt. While it is unknown whether the
-    /// last promise was recorded, decides nothing: a new one could release GPUs in its status.
-    pub fn place(&mut self, uid: &str, attempt: i32, now: Timestamp) -> Decision {
-        let Some(job) = self.jobs.get(uid).filter(|_| !self.open.contains_key(uid)) else {
-            return Decision::Outdated;
-        };
+    /// Decides about a job of this version, and promises its nodes to this attempt. `None` if the
+    /// job has changed, or may get what it was promised before: it has to request again.
+    pub fn place(
+        &mut self,
+        uid: &str,
+        version: Option<&str>,
+        attempt: i32,
+        now: Timestamp,
+    ) -> Option<Decision> {
+        let is_current = |job: &&Job| job.version.as_deref() == version && !self.open.contains_key(uid);
+        let job = self.jobs.get(uid).filter(is_current)?;
         if let Some(class) = job.missing_class() {
-            return Decision::Waits(Waiting::NoPriorityClass(class.into()));
+            return Some(Decision::Waits(Waiting::NoPriorityClass(class.into())));
         }
-        let Some(waiter) = job.waiter().cloned() else {
-            return Decision::Outdated;
-        };
+        let waiter = Arc::clone(job.waiter()?);
         let key = job.key.clone();
         self.replan(now);
-        match self.pass.outcome(&waiter.order) {
-            None => Decision::Outdated,
-            Some(Err(wait)) => Decision::Waits(Waiting::NoFit {
+        Some(match self.pass.outcome(&waiter.order)? {
+            Err(wait) => Decision::Waits(Waiting::NoFit {
                 why: Unplaceable::new(&waiter.request, &wait.reasons),
                 queue: self.pass.queue_status(&waiter.order, wait),
             }),
-            Some(Ok((placement, reasons))) => {
+            Ok((placement, reasons)) => {
                 let placement = placement.clone().explained(&waiter.request, reasons);
                 let promise = Promise {
                     job: key,
@@ -216,7 +216,7 @@ impl Planner {
                 self.queue.remove(&waiter.order);
                 Decision::Placed(placement)
             }
-        }
+        })
     }
 
     /// The number of nodes to which a running elastic gang could grow; its nodes count as free.
@@ -242,25 +242,10 @@ impl Planner {
         (!is_wanted).then_some(choice.nodes.len())
     }
 
-    /// Whether a job has a promise that its status, at this attempt, does not show.
-    pub fn is_open(&self, uid: &str, attempt: i32) -> bool {
-        self.open
-            .get(uid)
-            .is_some_and(|promise| promise.attempt > attempt)
-    }
-
-    /// Releases a promise that the status, at this attempt, lacks. Returns whether it held GPUs.
-    pub fn release_open(&mut self, uid: &str, attempt: i32) -> bool {
-        self.release_if(uid, |promise| promise.attempt > attempt)
-    }
-
-    /// Releases a promise that could not be recorded. Returns whether it released GPUs.
+    /// Releases a promise that certainly will not be recorded. Returns whether it released GPUs.
     pub fn release(&mut self, uid: &str, attempt: i32) -> bool {
-        self.release_if(uid, |promise| promise.attempt == attempt)
-    }
-
-    fn release_if(&mut self, uid: &str, is_it: impl FnOnce(&Promise) -> bool) -> bool {
-        if !self.open.get(uid).is_some_and(is_it) {
+        let promise = self.open.get(uid);
+        if promise.is_none_or(|promise| promise.attempt != attempt) {
             return false;
         }
         self.open.remove(uid);
@@ -299,11 +284,7 @@ impl Planner {
         }
         let new = Job::of(job, &self.classes);
         let old = self.jobs.remove(&uid);
-        if self
-            .open
-            .get(&uid)
-            .is_some_and(|promise| promise.attempt <= new.attempt)
-        {
+        if old.as_ref().is_some_and(|old| old.version != new.version) {
             self.open.remove(&uid);
         }
         let queued = |job: &Job| self.queue.get(&job.waiter()?.order).cloned();

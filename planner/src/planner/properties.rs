@@ -21,12 +21,13 @@ enum Step {
     Node(usize, bool),
     /// A job with these nodes and GPUs per node, with or without a priority, or an old one again.
     Job(usize, i32, i32, bool),
-    Ask(usize),
+    /// A round of the known version of a job, or of an earlier one.
+    Ask(usize, bool),
     /// The status with the job's promise arrives in the cache.
     Record(usize),
     /// The write of that status, or of an earlier one, is refused.
     Refuse(usize, i32),
-    /// A status without the promise is written.
+    /// Another version of a job arrives, without the promise.
     Overwrite(usize),
     /// A placed job ends in this phase. If it waits again, then for another number of nodes, and
     /// without the node on which it failed.
@@ -43,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0_usize..4, prop::bool::weighted(0.7)).prop_map(|(index, exists)| Step::Node(index, exists)),
         4 => (job(), 1_i32..4, 1_i32..=2, any::<bool>())
             .prop_map(|(index, nodes, gpus, class)| Step::Job(index, nodes, gpus, class)),
-        8 => job().prop_map(Step::Ask),
+        8 => (job(), prop::bool::weighted(0.1)).prop_map(|(index, is_late)| Step::Ask(index, is_late)),
         6 => job().prop_map(Step::Record),
         1 => (job(), 0_i32..2).prop_map(|(index, late)| Step::Refuse(index, late)),
         1 => job().prop_map(Step::Overwrite),
@@ -63,6 +64,7 @@ struct World {
     planner: Planner,
     nodes: BTreeSet<usize>,
     jobs: BTreeMap<usize, ViTTrainingJob>,
+    version: u64,
     /// Promises, recorded or not, by uid.
     recorded: HashMap<String, Promise>,
     open: HashMap<String, Promise>,
@@ -79,7 +81,8 @@ impl World {
             }
             Step::Job(index, nodes, gpus, has_class) => {
                 if let Some(job) = self.jobs.get(&index).cloned() {
-                    return self.send(index, job);
+                    self.planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
+                    return;
                 }
                 let mut job = fixtures::job();
                 job.metadata.name = Some(format!("job-{index}"));
@@ -89,20 +92,29 @@ impl World {
                 job.spec.workers.priority_class_name = has_class.then(|| "high".into());
                 self.send(index, job);
             }
-            Step::Ask(index) => {
-                let is_outdated = self.open.contains_key(&uid(index)) || !self.jobs.contains_key(&index);
-                let decision = self.planner.place(&uid(index), self.attempt(index) + 1, at(100));
-                if let Decision::Placed(placement) = decision {
+            Step::Ask(index, is_late) => {
+                let known = self
+                    .jobs
+                    .get(&index)
+                    .and_then(|job| job.metadata.resource_version.clone());
+                let is_outdated = is_late || known.is_none() || self.open.contains_key(&uid(index));
+                let version = known.filter(|_| !is_late);
+                let attempt = self.attempt(index) + 1;
+                let decision = self
+                    .planner
+                    .place(&uid(index), version.as_deref(), attempt, at(100));
+                if let Some(Decision::Placed(placement)) = &decision {
                     let promise = self.planner.open[&uid(index)].clone();
                     assert_eq!(promise.nodes, placement.nodes);
-                    assert!(!is_outdated, "the last promise may have been recorded");
                     self.open.insert(uid(index), promise);
-                } else if is_outdated {
-                    assert_eq!(decision, Decision::Outdated);
                 }
+                assert!(
+                    !is_outdated || decision.is_none(),
+                    "the last promise may have been recorded"
+                );
             }
             Step::Record(index) => {
-                let promise = self.open.remove(&uid(index));
+                let promise = self.open.get(&uid(index)).cloned();
                 if let (Some(promise), Some(mut job)) = (promise, self.jobs.get(&index).cloned()) {
                     self.recorded.insert(uid(index), promise.clone());
                     let mut status = fixtures::status(Phase::Starting, promise.attempt);
@@ -121,8 +133,9 @@ impl World {
                 }
             }
             Step::Overwrite(index) => {
-                self.planner.release_open(&uid(index), self.attempt(index));
-                self.open.remove(&uid(index));
+                if let Some(job) = self.jobs.get(&index).cloned() {
+                    self.send(index, job);
+                }
             }
             Step::End(index, phase, nodes, failed) => {
                 if let Some(mut job) = self.jobs.get(&index).cloned()
@@ -154,7 +167,11 @@ impl World {
         }
     }
 
-    fn send(&mut self, index: usize, job: ViTTrainingJob) {
+    /// Another version of a job arrives.
+    fn send(&mut self, index: usize, mut job: ViTTrainingJob) {
+        self.version += 1;
+        job.metadata.resource_version = Some(self.version.to_string());
+        self.open.remove(&uid(index));
         self.jobs.insert(index, job.clone());
         let event = Event::Apply(DeserializeGuard(Ok(job)));
         self.planner.follow_jobs(&event);

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crds::spec::Homogeneity;
 use crds::status::SlowNodeStatus;
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
@@ -17,8 +19,12 @@ fn planner(nodes: &[&str]) -> Planner {
     planner
 }
 
+/// Another version of the job.
 fn event(job: &ViTTrainingJob) -> Event<GuardedJob> {
-    Event::Apply(DeserializeGuard(Ok(job.clone())))
+    static VERSION: AtomicU64 = AtomicU64::new(101);
+    let mut job = job.clone();
+    job.metadata.resource_version = Some(VERSION.fetch_add(1, Ordering::Relaxed).to_string());
+    Event::Apply(DeserializeGuard(Ok(job)))
 }
 
 fn deleted(job: &ViTTrainingJob) -> Event<GuardedJob> {
@@ -83,8 +89,19 @@ impl Planner {
         }
     }
 
+    fn version(&self, name: &str) -> Option<String> {
+        self.jobs[&uid(name)].version.clone()
+    }
+
+    /// The decision about the known version of a job.
+    fn decide(&mut self, name: &str, attempt: i32, now: Timestamp) -> Decision {
+        let version = self.version(name);
+        let decision = self.place(&uid(name), version.as_deref(), attempt, now);
+        decision.expect("it is current")
+    }
+
     fn ask(&mut self, name: &str) -> Decision {
-        self.place(&uid(name), 1, at(100))
+        self.decide(name, 1, at(100))
     }
 
     /// The nodes that a job gets, with spaces between; none if it waits.
@@ -92,7 +109,6 @@ impl Planner {
         match self.ask(name) {
             Decision::Placed(placement) => placement.nodes.join(" "),
             Decision::Waits(_) => String::new(),
-            Decision::Outdated => panic!("{name} is not known"),
         }
     }
 
@@ -118,6 +134,55 @@ fn a_promise_without_pods_that_ends_is_news_to_jobs_that_wait() {
         // Its pods' own events release their GPUs.
         assert_eq!(planner.follow_jobs(end), pods == 0);
         assert_eq!(planner.used("a"), used);
+    }
+}
+
+/// Invariant G7.
+#[test]
+fn a_promise_lasts_while_its_job_is_known_at_the_version_to_which_it_was_made() {
+    let waits = job("job", 2, 1);
+    let unreadable = |job: &ViTTrainingJob| {
+        let mut object = serde_json::json!({"metadata": job.metadata, "spec": "of another version"});
+        object["metadata"]["resourceVersion"] = "101".into();
+        Event::Apply(serde_json::from_value(object).expect("it has metadata"))
+    };
+    let lists = [
+        Event::Init,
+        Event::InitApply(DeserializeGuard(Ok(waits.clone()))),
+        Event::InitDone,
+    ];
+    let known = |planner: &mut Planner| {
+        assert!(lists.iter().all(|event| !planner.follow_jobs(event)));
+    };
+    let starting = on_nodes(job("job", 2, 1), Phase::Starting, 1, &["a", "b"]);
+    for (next, is_news, used) in [
+        (event(&waits), true, 0),
+        (event(&starting), false, 1),
+        // Its status may have the promise.
+        (unreadable(&waits), true, 1),
+        (deleted(&waits), true, 0),
+    ] {
+        let mut planner = planner(&["a", "b"]);
+        known(&mut planner);
+        let (uid, version) = (uid("job"), waits.metadata.resource_version.as_deref());
+        assert_eq!(planner.place(&uid, Some("another"), 1, at(100)), None);
+        assert!(matches!(
+            planner.place(&uid, version, 1, at(100)),
+            Some(Decision::Placed(_))
+        ));
+        known(&mut planner);
+        assert_eq!(
+            planner.place(&uid, version, 2, at(100)),
+            None,
+            "it may get the first"
+        );
+        assert!(!planner.release(&uid, 2), "another attempt's");
+        assert_eq!(planner.used("a"), 1);
+        assert_eq!(
+            (planner.follow_jobs(&next), planner.used("a")),
+            (is_news, used),
+            "{next:?}"
+        );
     }
 }
 
@@ -152,7 +217,7 @@ fn nodes_that_a_gang_leaves_when_it_shrinks_go_to_the_next_job_which_is_told() {
         let restarting = in_phase(job("restarts", nodes, 1), Phase::Restarting, 1);
         planner.send(&[&restarting, &job("younger", 1, 2)]);
         assert_eq!(planner.nodes_for("younger"), "");
-        let placed = planner.place(&uid("restarts"), 2, at(100));
+        let placed = planner.decide("restarts", 2, at(100));
         assert!(matches!(&placed, Decision::Placed(placed) if placed.nodes.join(" ") == own));
         let own: Vec<&str> = own.split(' ').collect();
         let starting = on_nodes(job("restarts", nodes, 1), Phase::Starting, 2, &own);
@@ -210,10 +275,10 @@ fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come
     planner.send(&[&running, &job("large", 2, 0), &job("small", 1, 1)]);
     let late = at(0) + PATIENCE;
     let early = late - jiff::SignedDuration::from_secs(1);
-    let place = |planner: &mut Planner, name: &str, now| match planner.place(&uid(name), 1, now) {
+    let place = |planner: &mut Planner, name: &str, now| match planner.decide(name, 1, now) {
         Decision::Placed(placement) => Ok(placement.nodes.join(" ")),
         Decision::Waits(Waiting::NoFit { queue, .. }) => Err(queue),
-        other => panic!("{name}: {other:?}"),
+        Decision::Waits(other) => panic!("{name}: {other:?}"),
     };
     assert!(place(&mut planner, "large", early).is_err());
     assert_eq!(place(&mut planner, "small", early), Ok("a".into()));
@@ -295,7 +360,7 @@ fn like_gpus_with_a_node_where_the_job_failed_are_better_than_a_mix_without() {
     planner.send(&[&picky]);
     // Identical GPUs without that node.
     assert_eq!(planner.nodes_for("picky"), "t1 t2");
-    planner.release_open(&uid("picky"), 0);
+    planner.release(&uid("picky"), 1);
     let busy = running_on(job("busy", 1, 0), &["t1"]);
     planner.send(&[&busy, &picky]);
     // Rather than h2 and t2.
@@ -413,6 +478,6 @@ async fn whoever_waits_for_the_planner_or_has_a_pass_made_leaves_the_thread_to_o
 #[tokio::test]
 async fn a_runtime_of_one_thread_plans_as_well() {
     let planner = SharedPlanner::default();
-    assert_eq!(planner.place("unknown", 1, at(0)), Decision::Outdated);
+    assert_eq!(planner.place("unknown", None, 1, at(0)), None);
     assert_eq!(planner.growth("unknown", at(0)), None);
 }

@@ -3,6 +3,7 @@ use crds::ViTTrainingJob;
 
 use super::super::next::Next;
 use super::*;
+use crate::error::Error;
 use crate::fixtures::{self, at, gang, job_in, observation};
 use crate::policy::gang::PodView;
 use crate::policy::suspend::StopReason;
@@ -73,16 +74,14 @@ fn a_failed_call_is_written_in_every_phase_until_it_succeeds() {
         kind: "Service",
         name: "digits".into(),
         owner: "job",
-    };
+    }
+    .to_string();
     for phase in Phase::ALL {
         let observed = observation(job_in(phase, 1), gang(1));
         let status = observed.status();
         let failed = with_error(&observed, status.clone(), Some(&error));
         let condition = failed.condition(RECONCILED).expect("failed");
-        assert_eq!(
-            (&*condition.status, &condition.message),
-            ("False", &error.to_string())
-        );
+        assert_eq!((&*condition.status, &condition.message), ("False", &error));
         assert!(!only_counters_changed(&status, &failed), "{phase:?}: it is news");
         assert_eq!(with_error(&observed, failed.clone(), Some(&error)), failed);
         let gone = with_error(&observed, failed, None);

@@ -358,7 +358,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
         name: "digits-1-1".into(),
         owner: "job",
     };
-    let status = status::with_error(&world.seen, world.status(), Some(&error));
+    let status = status::with_error(&world.seen, world.status(), Some(&error.to_string()));
     Arc::make_mut(&mut world.seen.job).status = Some(status);
     let failure = world.decide().status.last_failure.expect("a failure");
     assert_contains(&failure.message, &format!("pod digits-1-1: {error}"));

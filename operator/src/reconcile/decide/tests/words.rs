@@ -24,7 +24,7 @@ use crate::policy::restart::Verdict;
 
 fn decided(job: ViTTrainingJob, decision: Decision) -> Step {
     let valid = crds::validate(&job);
-    decide(&observation(job, vec![]), &valid, |_| decision, || None)
+    decide(&observation(job, vec![]), &valid, |_| Some(decision), || None)
 }
 
 /// The status of a job that waits.

@@ -165,13 +165,13 @@ impl World {
         }
         let place = |_| {
             let request = GangRequest::from(valid.as_ref().expect("valid"));
-            match place(&request, fleet.inventory()) {
+            Some(match place(&request, fleet.inventory()) {
                 Ok(placement) => Decision::Placed(placement),
                 Err(why) => Decision::Waits(Waiting::NoFit {
                     why,
                     queue: fixtures::alone(),
                 }),
-            }
+            })
         };
         let growth = || self.seen.job.spec.elastic.as_ref().map(|_| 4);
         decide(&self.seen, &valid, place, growth)

@@ -1,0 +1,233 @@
+//! Promised GPUs whose record is refused, stored late, or not answered.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::*;
+
+/// What becomes of a write of a status.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Answered,
+    /// It is answered with this code.
+    Refused(u16),
+    /// It is stored, and the answer is lost.
+    Lost,
+    /// It never arrives.
+    Vanishes,
+    /// It arrives after its call has timed out.
+    Late,
+}
+
+/// The API server's jobs by name, and the fates of the next writes.
+#[derive(Default)]
+struct Server {
+    jobs: BTreeMap<String, ViTTrainingJob>,
+    version: u64,
+    fates: VecDeque<Fate>,
+    late: Vec<ViTTrainingJob>,
+}
+
+impl Server {
+    /// Stores a status if it is based on the stored version. One that changes nothing leaves it.
+    fn put(&mut self, written: ViTTrainingJob) -> (u16, Value) {
+        let stored = self.jobs.get_mut(&written.name_any()).expect("a job");
+        if stored.metadata.resource_version != written.metadata.resource_version {
+            return (409, failure(409, "Conflict"));
+        }
+        if stored.status != written.status {
+            self.version += 1;
+            stored.metadata.resource_version = Some(self.version.to_string());
+            stored.status = written.status;
+        }
+        (200, serde_json::to_value(&*stored).expect("a job"))
+    }
+}
+
+async fn serve(mut handle: ServerHandle, server: Arc<Mutex<Server>>) {
+    let mut unanswered = Vec::new();
+    while let Some((request, answer)) = handle.next_request().await {
+        let is_status = request.uri().path().ends_with("/status");
+        let body = request.into_body().collect_bytes().await.expect("a body");
+        if !is_status {
+            let event: Value = serde_json::from_slice(&body).expect("an Event");
+            answer.send_response(fixtures::response(201, &event));
+            continue;
+        }
+        let job: ViTTrainingJob = serde_json::from_slice(&body).expect("a job");
+        let mut server = server.lock().expect("a server");
+        let fate = server.fates.pop_front().unwrap_or(Fate::Answered);
+        let (code, response) = match fate {
+            Fate::Answered => server.put(job),
+            Fate::Refused(code) => (code, failure(code, "Refused")),
+            Fate::Lost | Fate::Vanishes => {
+                if matches!(fate, Fate::Lost) {
+                    server.put(job);
+                }
+                answer.send_error("the connection was closed");
+                continue;
+            }
+            Fate::Late => {
+                server.late.push(job);
+                unanswered.push(answer);
+                continue;
+            }
+        };
+        answer.send_response(fixtures::response(code, &response));
+    }
+}
+
+/// Two nodes with a GPU each, two jobs that need both, and their operator, which knows the first.
+struct Cluster {
+    server: Arc<Mutex<Server>>,
+    context: Arc<Context>,
+    triggered: UnboundedReceiver<Trigger>,
+}
+
+impl Cluster {
+    fn new(fates: impl IntoIterator<Item = Fate>) -> Self {
+        let (service, handle) = mock::pair();
+        let (triggers, triggered) = mpsc::unbounded_channel();
+        let caches = Caches::holding(SharedPlanner::default(), &nodes(["a", "b"]), &[], &[]);
+        let mut server = Server {
+            version: 100,
+            fates: fates.into_iter().collect(),
+            ..Server::default()
+        };
+        // The second comes before the first in the queue.
+        for (name, created) in [("first", 1), ("second", 0)] {
+            let mut job = fixtures::job_in(Phase::Pending, 0);
+            job.metadata.name = Some(name.into());
+            job.metadata.uid = Some(format!("uid-of-{name}"));
+            job.metadata.creation_timestamp = Some(Time(fixtures::at(created)));
+            server.jobs.insert(name.into(), job);
+        }
+        let server = Arc::new(Mutex::new(server));
+        tokio::spawn(serve(handle, Arc::clone(&server)));
+        let cluster = Self {
+            server,
+            context: context_with(service, caches, triggers, false),
+            triggered,
+        };
+        cluster.watch("first");
+        cluster
+    }
+
+    /// The watch delivers the stored job.
+    fn watch(&self, name: &str) {
+        apply_event(&self.context, &DeserializeGuard(Ok(self.stored(name))));
+    }
+
+    fn stored(&self, name: &str) -> ViTTrainingJob {
+        self.server.lock().expect("a server").jobs[name].clone()
+    }
+
+    /// A round of the cached job; the category of its error.
+    async fn round(&mut self, name: &str) -> Result<(), &'static str> {
+        let cached = self
+            .context
+            .jobs
+            .store()
+            .get(&ObjectRef::new(name).within("research"));
+        let cached = cached.expect("a job");
+        let result = Box::pin(reconcile(Arc::clone(&cached), Arc::clone(&self.context))).await;
+        result.map(drop).map_err(|error| {
+            error_policy(cached, &error, Arc::clone(&self.context));
+            error.category()
+        })
+    }
+
+    /// A round of the first job: whether the GPUs are in use after it, and whether waiting jobs are told.
+    async fn promised_after_round(&mut self) -> (bool, bool) {
+        // Some rounds fail.
+        let _ = self.round("first").await;
+        let used =
+            |node: &str| self.context.planner.lock().inventory().nodes[node].resources["nvidia.com/gpu"].used;
+        assert_eq!(used("a"), used("b"));
+        (used("a") == 1, self.triggered.try_recv() == Ok(Trigger::Waiting))
+    }
+
+    /// The jobs whose status says that they have GPUs.
+    fn starting(&self) -> Vec<String> {
+        let server = self.server.lock().expect("a server");
+        let jobs = server.jobs.iter();
+        let starting = jobs.filter(|(_, job)| phase(job) == Some(Phase::Starting));
+        starting.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Invariant G7.
+#[tokio::test(start_paused = true)]
+async fn gpus_whose_record_may_still_be_stored_go_to_no_other_job() {
+    let mut cluster = Cluster::new([Fate::Late]);
+    assert_eq!(cluster.round("first").await, Err("Network"));
+    cluster.watch("second");
+    assert_eq!(cluster.round("second").await, Ok(()));
+    assert_eq!(cluster.starting(), [""; 0]);
+    assert_eq!(cluster.round("first").await, Ok(()));
+    let status = cluster.stored("first").status.expect("a status");
+    let reconciled = status
+        .condition(conditions::types::RECONCILED)
+        .expect("a condition");
+    assert_contains(
+        &reconciled.message,
+        "failed to write the status of ViTTrainingJob first: ",
+    );
+    assert_eq!(cluster.round("second").await, Ok(()));
+    let late = cluster
+        .server
+        .lock()
+        .expect("a server")
+        .late
+        .pop()
+        .expect("a write");
+    let (code, _) = cluster.server.lock().expect("a server").put(late);
+    assert_eq!((code, cluster.starting()), (409, vec!["second".into()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn gpus_whose_record_was_stored_without_an_answer_stay_with_the_job() {
+    let mut cluster = Cluster::new([Fate::Lost]);
+    assert_eq!(cluster.promised_after_round().await, (true, false));
+    assert_eq!(cluster.round("first").await, Err("Conflict"));
+    cluster.watch("first");
+    assert!(cluster.triggered.try_recv().is_err(), "nothing came free");
+    cluster.watch("second");
+    assert_eq!(cluster.round("second").await, Ok(()));
+    assert_eq!(cluster.starting(), ["first"]);
+}
+
+#[tokio::test]
+async fn a_promise_whose_record_is_refused_is_taken_back_and_others_are_told_the_first_time() {
+    let mut cluster = Cluster::new([Fate::Refused(403), Fate::Refused(422)]);
+    assert_eq!(cluster.promised_after_round().await, (false, true));
+    assert_eq!(cluster.promised_after_round().await, (false, false));
+}
+
+#[tokio::test]
+async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_another_status() {
+    let [kept, taken_back] = [(true, false), (false, true)];
+    let [changed, denied] = [Fate::Refused(409), Fate::Refused(403)];
+    for first in [Fate::Vanishes, Fate::Refused(500), Fate::Refused(504), changed] {
+        // Later rounds write a status without the promise; after that the job is placed again.
+        let expected = [
+            (first, kept),
+            (changed, kept),
+            (Fate::Vanishes, kept),
+            (denied, kept),
+            (Fate::Answered, taken_back),
+            (denied, taken_back),
+            (Fate::Answered, kept),
+        ];
+        let mut cluster = Cluster::new(expected.map(|(fate, _)| fate));
+        for (index, (_, expected)) in expected.into_iter().enumerate() {
+            assert_eq!(
+                cluster.promised_after_round().await,
+                expected,
+                "{first:?}, round {index}"
+            );
+        }
+    }
+}
