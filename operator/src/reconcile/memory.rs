@@ -9,10 +9,12 @@ use contract::{Heartbeats, Progress, SlowRank};
 use crds::Phase;
 use crds::status::StragglerStatus;
 use jiff::Timestamp;
-use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 
 use crate::policy::straggler::SlowRanks;
+
+/// How long heartbeats count, while writes of what they show fail.
+const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
 
 /// The memory of all jobs, by uid.
 #[derive(Debug, Default)]
@@ -27,9 +29,11 @@ struct JobMemory {
     is_starting: bool,
     /// When agents were polled last.
     polled_at: Option<Instant>,
-    /// Receives their answer.
-    poll: Option<oneshot::Receiver<Answer>>,
+    /// Whether their answer is awaited.
+    is_polling: bool,
     progress: Option<Progress>,
+    /// All agents' last heartbeats, and when they answered.
+    heartbeats: Option<(Instant, Vec<(usize, Heartbeats)>)>,
     last_move: Option<LastMove>,
     /// An attempt whose rank 0 does not answer, and since when.
     silence: Option<(i32, Instant)>,
@@ -79,13 +83,11 @@ pub(crate) struct AgentState {
     pub(crate) progress: Option<Progress>,
     /// How long rank 0's answers have shown no progress, if it trains or evaluates.
     pub(crate) idle_for: Option<Duration>,
-    /// How long rank 0's agent has not answered.
+    /// How long rank 0's agent has not answered; `None` if it answered the last poll.
     pub(crate) silent_for: Option<Duration>,
-    /// Whether `progress` is new.
-    pub(crate) is_fresh: bool,
     /// The stragglers; `None` if rank 0 has not reported on ranks.
     pub(crate) stragglers: Option<Vec<SlowRank>>,
-    /// The heartbeats of all agents, returned once.
+    /// The heartbeats of all agents since rank 0's last progress.
     pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
 }
 
@@ -125,69 +127,66 @@ impl Memory {
         })
     }
 
-    /// The answers of a job's agents, including the last poll's, with the status's `stragglers`.
-    pub(crate) fn agents(
-        &self,
-        uid: &str,
-        attempt: i32,
-        stragglers: &[StragglerStatus],
-        now: Timestamp,
-    ) -> AgentState {
+    /// The last answers of a job's agents.
+    pub(crate) fn agents(&self, uid: &str, attempt: i32) -> AgentState {
         self.with(uid, |job| {
-            let mut agents = AgentState::default();
-            match job.poll.as_mut().map(oneshot::Receiver::try_recv) {
-                None | Some(Err(TryRecvError::Empty)) => {}
-                // Nobody answered.
-                Some(Err(TryRecvError::Closed)) => job.poll = None,
-                Some(Ok(answer)) => {
-                    job.poll = None;
-                    match answer {
-                        Answer::Progress(record) => {
-                            if record.heartbeat.is_some() {
-                                job.slow_ranks = job.slow_ranks.after(&record, stragglers, now);
-                            }
-                            job.last_move = LastMove::after(job.last_move, &record);
-                            job.progress = Some(*record);
-                            job.silence = None;
-                            agents.is_fresh = true;
-                        }
-                        Answer::NoProgress => job.silence = None,
-                        Answer::Heartbeats(heartbeats) => agents.heartbeats = Some(heartbeats),
-                    }
-                }
-            }
-            let has_heartbeat = job
-                .progress
-                .as_ref()
-                .is_some_and(|record| record.heartbeat.is_some());
-            agents.stragglers = has_heartbeat.then(|| job.slow_ranks.stragglers());
-            agents.progress.clone_from(&job.progress);
-            agents.idle_for = job.last_move.map(|last_move| last_move.since.elapsed());
+            let heartbeat = job.progress.as_ref().and_then(|record| record.heartbeat.as_ref());
             let silence = job.silence.filter(|(asked, _)| *asked == attempt);
-            agents.silent_for = silence.map(|(_, since)| since.elapsed());
-            agents
+            let stands_since = job.last_move.map(|last_move| last_move.since);
+            let heartbeats = job.heartbeats.as_ref().filter(|(at, _)| {
+                stands_since.is_some_and(|since| since <= *at) && at.elapsed() <= HEARTBEATS_HOLD
+            });
+            AgentState {
+                progress: job.progress.clone(),
+                idle_for: stands_since.map(|since| since.elapsed()),
+                silent_for: silence.map(|(_, since)| since.elapsed()),
+                stragglers: heartbeat.map(|_| job.slow_ranks.stragglers()),
+                heartbeats: heartbeats.map(|(_, answers)| answers.clone()),
+            }
         })
     }
 
-    /// The sender for another poll's answer; `None` during a poll or within `interval` of it.
-    pub(crate) fn begin_poll(
-        &self,
-        uid: &str,
-        attempt: i32,
-        interval: Duration,
-    ) -> Option<oneshot::Sender<Answer>> {
+    /// Whether agents are to be polled, and notes that they are: not during a poll or within
+    /// `interval` of it.
+    pub(crate) fn begin_poll(&self, uid: &str, attempt: i32, interval: Duration) -> bool {
         self.with(uid, |job| {
-            if job.poll.is_some() || job.polled_at.is_some_and(|at| at.elapsed() < interval) {
-                return None;
+            if job.is_polling || job.polled_at.is_some_and(|at| at.elapsed() < interval) {
+                return false;
             }
-            let (sender, receiver) = oneshot::channel();
             let now = Instant::now();
-            job.poll = Some(receiver);
+            job.is_polling = true;
             job.polled_at = Some(now);
             let of_attempt = job.silence.filter(|(asked, _)| *asked == attempt);
             job.silence = of_attempt.or(Some((attempt, now)));
-            Some(sender)
+            true
         })
+    }
+
+    /// Ends a poll with its answer, if there is one. `stragglers` are the status's.
+    pub(crate) fn end_poll(
+        &self,
+        uid: &str,
+        answer: Option<Answer>,
+        stragglers: &[StragglerStatus],
+        now: Timestamp,
+    ) {
+        // The job may be forgotten.
+        if let Some(job) = self.lock().get_mut(uid) {
+            job.is_polling = false;
+            match answer {
+                None => {}
+                Some(Answer::Progress(record)) => {
+                    if record.heartbeat.is_some() {
+                        job.slow_ranks = job.slow_ranks.after(&record, stragglers, now);
+                    }
+                    job.last_move = LastMove::after(job.last_move, &record);
+                    job.progress = Some(*record);
+                    job.silence = None;
+                }
+                Some(Answer::NoProgress) => job.silence = None,
+                Some(Answer::Heartbeats(answers)) => job.heartbeats = Some((Instant::now(), answers)),
+            }
+        }
     }
 
     /// Number of jobs written within this time with phase Starting.
@@ -244,19 +243,16 @@ mod tests {
         }
     }
 
-    fn agents(memory: &Memory, attempt: i32) -> AgentState {
-        memory.agents("job", attempt, &[], Timestamp::UNIX_EPOCH)
+    fn end_poll(memory: &Memory, answer: Option<Answer>) -> AgentState {
+        memory.end_poll("job", answer, &[], Timestamp::UNIX_EPOCH);
+        memory.agents("job", 1)
     }
 
     /// A poll with this answer, two seconds after the last.
     async fn poll(memory: &Memory, answer: Option<Answer>) -> AgentState {
         tokio::time::advance(INTERVAL).await;
-        let sender = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
-        match answer {
-            Some(answer) => sender.send(answer).expect("it is awaited"),
-            None => drop(sender),
-        }
-        agents(memory, 1)
+        assert!(memory.begin_poll("job", 1, INTERVAL), "a poll is due");
+        end_poll(memory, answer)
     }
 
     #[tokio::test(start_paused = true)]
@@ -270,7 +266,7 @@ mod tests {
             Some(Answer::Progress(Box::new(record)))
         };
         let seconds = |agents: AgentState| agents.silent_for.map(|time| time.as_secs());
-        assert_eq!(seconds(agents(&memory, 1)), None, "nobody was asked");
+        assert_eq!(seconds(memory.agents("job", 1)), None, "nobody was asked");
         assert_eq!(seconds(poll(&memory, None).await), Some(0));
         assert_eq!(seconds(poll(&memory, None).await), Some(2));
         assert_eq!(seconds(poll(&memory, answer(1)).await), None);
@@ -283,40 +279,31 @@ mod tests {
         );
         let nothing = Some(Answer::NoProgress);
         assert_eq!(seconds(poll(&memory, nothing).await), None, "its agent answers");
-        assert_eq!(seconds(agents(&memory, 2)), None, "another attempt");
+        assert_eq!(seconds(memory.agents("job", 2)), None, "another attempt");
         tokio::time::advance(INTERVAL).await;
-        drop(memory.begin_poll("job", 2, INTERVAL));
-        assert_eq!(seconds(agents(&memory, 2)), Some(0));
+        assert!(memory.begin_poll("job", 2, INTERVAL));
+        assert_eq!(seconds(memory.agents("job", 2)), Some(0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn agents_are_polled_once_an_interval_and_one_poll_at_a_time() {
         let memory = Memory::default();
         let record = |step| {
-            Answer::Progress(Box::new(Progress {
+            Some(Answer::Progress(Box::new(Progress {
                 step,
                 ..Progress::default()
-            }))
+            })))
         };
-        let step = |agents: AgentState| (agents.is_fresh, agents.progress.map(|progress| progress.step));
-        let first = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
-        assert_eq!(step(agents(&memory, 1)), (false, None), "no round waits for it");
+        let step = |agents: AgentState| agents.progress.map(|progress| progress.step);
+        let is_due = || memory.begin_poll("job", 1, INTERVAL);
+        assert!(is_due());
+        assert_eq!(step(memory.agents("job", 1)), None, "no round waits for it");
         tokio::time::advance(INTERVAL).await;
-        assert!(
-            memory.begin_poll("job", 1, INTERVAL).is_none(),
-            "the first is in progress"
-        );
-        first.send(record(1)).expect("it is awaited");
-        assert_eq!(step(agents(&memory, 1)), (true, Some(1)));
-        assert_eq!(
-            step(agents(&memory, 1)),
-            (false, Some(1)),
-            "the last answer is kept"
-        );
-        let second = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
-        drop(second);
-        assert_eq!(step(agents(&memory, 1)), (false, Some(1)), "nobody answered");
-        assert!(memory.begin_poll("job", 1, INTERVAL).is_none(), "not so soon");
+        assert!(!is_due(), "the first is in progress");
+        assert_eq!(step(end_poll(&memory, record(1))), Some(1));
+        assert!(is_due());
+        assert_eq!(step(end_poll(&memory, None)), Some(1), "the last answer is kept");
+        assert!(!is_due(), "not so soon");
         assert_eq!(
             (
                 memory.polled_within(INTERVAL),
@@ -332,7 +319,9 @@ mod tests {
             ),
             (1, 0)
         );
-        assert_eq!(step(poll(&memory, Some(record(2))).await), (true, Some(2)));
+        assert_eq!(step(poll(&memory, record(2)).await), Some(2));
+        memory.end_poll("gone", record(1), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!(step(memory.agents("gone", 1)), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -346,15 +335,11 @@ mod tests {
         assert_eq!(stands(1, 0, Activity::Starting).await, None);
         assert_eq!(stands(1, 5, Activity::Training).await, Some(0));
         assert_eq!(stands(1, 5, Activity::Training).await, Some(2));
-        let silent = poll(&memory, None).await;
-        assert!(!silent.is_fresh, "nothing is said without an answer");
-        let all = poll(&memory, Some(Answer::Heartbeats(vec![]))).await;
-        assert_eq!((all.is_fresh, all.heartbeats), (false, Some(vec![])));
-        assert_eq!(agents(&memory, 1).heartbeats, None, "they are returned once");
+        poll(&memory, None).await;
         assert_eq!(
             stands(1, 5, Activity::Training).await,
-            Some(8),
-            "and nothing is forgotten"
+            Some(6),
+            "nothing is forgotten"
         );
         assert_eq!(stands(1, 6, Activity::Evaluating).await, Some(0));
         assert_eq!(stands(1, 7, Activity::Evaluating).await, Some(0), "another batch");
@@ -363,6 +348,25 @@ mod tests {
         assert_eq!(stands(1, 9, Activity::Training).await, Some(0));
         assert_eq!(stands(1, 9, Activity::Training).await, Some(2));
         assert_eq!(stands(2, 9, Activity::Training).await, Some(0), "another attempt");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heartbeats_are_kept_for_a_minute_unless_rank_0_gets_on() {
+        let memory = Memory::default();
+        let progress = |moves, activity| Some(Answer::Progress(Box::new(training(1, moves, activity))));
+        let all = || Some(Answer::Heartbeats(vec![(0, Heartbeats::default())]));
+        let is_kept = |agents: AgentState| agents.heartbeats.is_some();
+        assert!(!is_kept(poll(&memory, all()).await), "nothing is known of rank 0");
+        assert!(!is_kept(poll(&memory, progress(1, Activity::Training)).await));
+        assert!(is_kept(poll(&memory, all()).await));
+        assert!(is_kept(poll(&memory, progress(1, Activity::Training)).await));
+        assert!(is_kept(poll(&memory, None).await));
+        tokio::time::advance(HEARTBEATS_HOLD).await;
+        assert!(!is_kept(memory.agents("job", 1)), "they are old");
+        for (moves, activity) in [(2, Activity::Training), (2, Activity::Checkpointing)] {
+            poll(&memory, all()).await;
+            assert!(!is_kept(poll(&memory, progress(moves, activity)).await));
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! 5. one write of the [`status`] if anything changed, and its [`events`].
 //!
 //! Steps 2 and 3 are pure, except that the planner finds and promises GPUs. [`pace`] has the times
-//! between rounds, [`memory`] holds this process's writes until the caches show them, and
-//! [`unreadable`] handles jobs that cannot be decoded.
+//! between rounds, [`memory`] keeps agents' answers and what else the caches lack, and [`unreadable`]
+//! handles jobs that cannot be decoded.
 
 mod agents;
 mod apply;

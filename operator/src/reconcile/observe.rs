@@ -134,9 +134,7 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     if status.phase != Some(Phase::Running) || coordinator.agent.is_none() {
         return;
     }
-    let agents = context
-        .memory
-        .agents(uid, status.attempt, &status.stragglers, observation.now);
+    let agents = context.memory.agents(uid, status.attempt);
     observation.progress = agents.progress.filter(is_of_this_attempt);
     observation.stragglers = agents.stragglers.filter(|_| observation.progress.is_some());
     let bound = stall_bound(observation);
@@ -149,7 +147,7 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
         return;
     };
     if lasted >= bound {
-        observation.is_stall_suspected = agents.is_fresh;
+        observation.is_stall_suspected = agents.silent_for.is_none();
         observation.stall_signs = agents.heartbeats.map(|answers| StallSigns {
             lasted,
             bound,

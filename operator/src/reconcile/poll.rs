@@ -1,9 +1,11 @@
 //! Polls agents in the background: one round starts a poll, a later one observes the answer. Rank
 //! 0's agent is polled for progress every two seconds; if it is stuck, all agents for heartbeats.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crds::Phase;
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::agents::Poll;
@@ -20,19 +22,24 @@ pub(super) fn poll(context: &Context, observation: &Observation) {
         return;
     };
     let job = &observation.job;
-    let (uid, attempt) = (job.uid().unwrap_or_default(), observation.status().attempt);
-    let Some(answered) = context.memory.begin_poll(&uid, attempt, interval) else {
+    let (uid, status) = (job.uid().unwrap_or_default(), observation.status());
+    if !context.memory.begin_poll(&uid, status.attempt, interval) {
         return;
-    };
-    let (agents, triggers) = (context.agents.clone(), context.triggers.clone());
+    }
+    let (agents, memory, triggers) = (
+        context.agents.clone(),
+        Arc::clone(&context.memory),
+        context.triggers.clone(),
+    );
     let trigger = Trigger::Job {
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
     };
     tokio::spawn(async move {
-        if let Some(answer) = agents.poll(poll).await
-            && answered.send(answer).is_ok()
-        {
+        let answer = agents.poll(poll).await;
+        let is_answered = answer.is_some();
+        memory.end_poll(&uid, answer, &status.stragglers, Timestamp::now());
+        if is_answered {
             // The receiver lives as long as the process.
             let _ = triggers.send(trigger);
         }

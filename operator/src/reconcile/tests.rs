@@ -37,8 +37,8 @@ use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
+mod answers;
 mod faults;
-mod promises;
 
 type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;

@@ -1,10 +1,12 @@
-//! Promised GPUs whose record is refused, stored late, or not answered.
+//! Rounds whose status is refused, stored late, or not answered.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use contract::{Activity, FailureClass, Heartbeat, Heartbeats, Progress};
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::super::memory::Answer;
 use super::*;
 
 /// What becomes of a write of a status.
@@ -22,7 +24,6 @@ enum Fate {
 }
 
 /// The API server's jobs by name, and the fates of the next writes.
-#[derive(Default)]
 struct Server {
     jobs: BTreeMap<String, ViTTrainingJob>,
     version: u64,
@@ -79,7 +80,7 @@ async fn serve(mut handle: ServerHandle, server: Arc<Mutex<Server>>) {
     }
 }
 
-/// Two nodes with a GPU each, two jobs that need both, and their operator, which knows the first.
+/// Two nodes with a GPU each, jobs that need both, and their operator.
 struct Cluster {
     server: Arc<Mutex<Server>>,
     context: Arc<Context>,
@@ -87,32 +88,38 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(fates: impl IntoIterator<Item = Fate>) -> Self {
+    /// A cluster with these jobs, of which the operator knows the first, and their pods.
+    fn new<const FATES: usize>(jobs: Vec<ViTTrainingJob>, pods: &[Pod], fates: [Fate; FATES]) -> Self {
         let (service, handle) = mock::pair();
         let (triggers, triggered) = mpsc::unbounded_channel();
-        let caches = Caches::holding(SharedPlanner::default(), &nodes(["a", "b"]), &[], &[]);
-        let mut server = Server {
+        let caches = Caches::holding(SharedPlanner::default(), &nodes(["a", "b"]), pods, &[]);
+        let first = jobs[0].name_any();
+        let server = Arc::new(Mutex::new(Server {
+            jobs: jobs.into_iter().map(|job| (job.name_any(), job)).collect(),
             version: 100,
-            fates: fates.into_iter().collect(),
-            ..Server::default()
-        };
-        // The second comes before the first in the queue.
-        for (name, created) in [("first", 1), ("second", 0)] {
-            let mut job = fixtures::job_in(Phase::Pending, 0);
-            job.metadata.name = Some(name.into());
-            job.metadata.uid = Some(format!("uid-of-{name}"));
-            job.metadata.creation_timestamp = Some(Time(fixtures::at(created)));
-            server.jobs.insert(name.into(), job);
-        }
-        let server = Arc::new(Mutex::new(server));
+            fates: fates.into(),
+            late: vec![],
+        }));
         tokio::spawn(serve(handle, Arc::clone(&server)));
         let cluster = Self {
             server,
             context: context_with(service, caches, triggers, false),
             triggered,
         };
-        cluster.watch("first");
+        cluster.watch(&first);
         cluster
+    }
+
+    /// Two waiting jobs, of which the second comes before the first in the queue.
+    fn of_two_jobs<const FATES: usize>(fates: [Fate; FATES]) -> Self {
+        let jobs = [("first", 1), ("second", 0)].map(|(name, created)| {
+            let mut job = fixtures::job_in(Phase::Pending, 0);
+            job.metadata.name = Some(name.into());
+            job.metadata.uid = Some(format!("uid-of-{name}"));
+            job.metadata.creation_timestamp = Some(Time(fixtures::at(created)));
+            job
+        });
+        Self::new(jobs.into(), &[], fates)
     }
 
     /// The watch delivers the stored job.
@@ -149,6 +156,13 @@ impl Cluster {
         (used("a") == 1, self.triggered.try_recv() == Ok(Trigger::Waiting))
     }
 
+    /// A poll of the agents of [`fixtures::job`] is answered.
+    fn answered(&self, answer: Answer) {
+        let memory = &self.context.memory;
+        assert!(memory.begin_poll(fixtures::UID, 1, Duration::ZERO));
+        memory.end_poll(fixtures::UID, Some(answer), &[], Timestamp::now());
+    }
+
     /// The jobs whose status says that they have GPUs.
     fn starting(&self) -> Vec<String> {
         let server = self.server.lock().expect("a server");
@@ -161,7 +175,7 @@ impl Cluster {
 /// Invariant G7.
 #[tokio::test(start_paused = true)]
 async fn gpus_whose_record_may_still_be_stored_go_to_no_other_job() {
-    let mut cluster = Cluster::new([Fate::Late]);
+    let mut cluster = Cluster::of_two_jobs([Fate::Late]);
     assert_eq!(cluster.round("first").await, Err("Network"));
     cluster.watch("second");
     assert_eq!(cluster.round("second").await, Ok(()));
@@ -171,10 +185,9 @@ async fn gpus_whose_record_may_still_be_stored_go_to_no_other_job() {
     let reconciled = status
         .condition(conditions::types::RECONCILED)
         .expect("a condition");
-    assert_contains(
-        &reconciled.message,
-        "failed to write the status of ViTTrainingJob first: ",
-    );
+    let told = &reconciled.message;
+    assert_contains(told, "failed to write the status of ViTTrainingJob first: ");
+    assert_contains(told, "; it may still be stored, over version 100 of the job");
     assert_eq!(cluster.round("second").await, Ok(()));
     let late = cluster
         .server
@@ -189,7 +202,7 @@ async fn gpus_whose_record_may_still_be_stored_go_to_no_other_job() {
 
 #[tokio::test(start_paused = true)]
 async fn gpus_whose_record_was_stored_without_an_answer_stay_with_the_job() {
-    let mut cluster = Cluster::new([Fate::Lost]);
+    let mut cluster = Cluster::of_two_jobs([Fate::Lost]);
     assert_eq!(cluster.promised_after_round().await, (true, false));
     assert_eq!(cluster.round("first").await, Err("Conflict"));
     cluster.watch("first");
@@ -201,7 +214,7 @@ async fn gpus_whose_record_was_stored_without_an_answer_stay_with_the_job() {
 
 #[tokio::test]
 async fn a_promise_whose_record_is_refused_is_taken_back_and_others_are_told_the_first_time() {
-    let mut cluster = Cluster::new([Fate::Refused(403), Fate::Refused(422)]);
+    let mut cluster = Cluster::of_two_jobs([Fate::Refused(403), Fate::Refused(422)]);
     assert_eq!(cluster.promised_after_round().await, (false, true));
     assert_eq!(cluster.promised_after_round().await, (false, false));
 }
@@ -221,7 +234,7 @@ async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_an
             (denied, taken_back),
             (Fate::Answered, kept),
         ];
-        let mut cluster = Cluster::new(expected.map(|(fate, _)| fate));
+        let mut cluster = Cluster::of_two_jobs(expected.map(|(fate, _)| fate));
         for (index, (_, expected)) in expected.into_iter().enumerate() {
             assert_eq!(
                 cluster.promised_after_round().await,
@@ -230,4 +243,45 @@ async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_an
             );
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stall_is_not_forgotten_if_its_record_conflicts_or_fails() {
+    let beat = |rank| Heartbeat {
+        rank,
+        activity: Activity::Training,
+        step: Some(7),
+        moves: 7,
+        idle_seconds: 90.0,
+        ..Heartbeat::default()
+    };
+    let stands = Progress {
+        attempt: 1,
+        step: 7,
+        heartbeat: Some(beat(0)),
+        ..Progress::default()
+    };
+    let heartbeats = |rank| Heartbeats {
+        attempt: 1,
+        ranks: vec![beat(rank)],
+    };
+    let mut gang = fixtures::pod_objects(1, "Running");
+    gang[0].status.as_mut().expect("a status").pod_ip = Some("127.0.0.1".into());
+    let mut job = fixtures::job_in(Phase::Running, 1);
+    job.spec.failure_policy.stall_timeout_seconds = Some(60);
+    let fates = [409, 500].map(Fate::Refused);
+    let mut cluster = Cluster::new(vec![job], &gang, fates);
+    for _ in 0..2 {
+        cluster.answered(Answer::Progress(stands.clone().into()));
+        tokio::time::advance(Duration::from_secs(61)).await;
+    }
+    cluster.answered(Answer::Heartbeats(vec![(0, heartbeats(0)), (1, heartbeats(1))]));
+    assert_eq!(cluster.round("digits").await, Err("Conflict"));
+    assert_eq!(cluster.round("digits").await, Err("ApiServer"));
+    assert_eq!(cluster.round("digits").await, Ok(()));
+    let failure = cluster
+        .stored("digits")
+        .status
+        .and_then(|status| status.last_failure);
+    assert_eq!(failure.expect("a failure").class, FailureClass::Stalled.as_str());
 }
