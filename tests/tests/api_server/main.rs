@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use crds::ViTScalingStudy;
 use libtest_mimic::{Arguments, Trial};
+use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use vit_tests::documentation::{self, manifests};
 use vit_tests::progress::say;
@@ -229,6 +230,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
             mutable,
             0,
         ),
+        trial(
+            "a_status_that_changes_nothing_keeps_its_version".into(),
+            versions,
+            0,
+        ),
         trial("operator_runs_a_job".into(), operator::runs_a_job, 0),
         trial(
             "operator_divides_more_after_a_rank_ran_out_of_memory".into(),
@@ -336,7 +342,7 @@ fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
         ["create", "--dry-run=server", "-o", "json", "-f", "-"],
         VALID,
     )?;
-    let job: serde_json::Value = serde_json::from_str(&stored)?;
+    let job: Value = serde_json::from_str(&stored)?;
     let spec = &job["spec"];
     ensure!(
         spec["failurePolicy"]["maxRestarts"] == 5,
@@ -422,6 +428,39 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", bounds])?;
     let none = r#"{"spec":{"elastic":null}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", none])?;
+    Ok(())
+}
+
+/// The rule that the operator relies on after a write without an answer: only a later version rules
+/// out that it is stored after all, and a status that changes nothing does not make one.
+fn versions(cluster: &Cluster, _: usize) -> Result<()> {
+    let manifest = VALID.replacen("name: digits\n", "name: versions\n", 1);
+    let created = kubectl_input(cluster, ["create", "-o", "json", "-f", "-"], &manifest)?;
+    let created: Value = serde_json::from_str(&created)?;
+    let write = |over: &Value, attempt: i32| -> Result<Value> {
+        let mut job = over.clone();
+        job["status"] =
+            json!({"phase": "Pending", "attempt": attempt, "restarts": 0, "restartsSinceCheckpoint": 0});
+        let replace = ["replace", "--subresource=status", "-o", "json", "-f", "-"];
+        Ok(serde_json::from_str(&kubectl_input(
+            cluster,
+            replace,
+            &job.to_string(),
+        )?)?)
+    };
+    let version = |job: &Value| job["metadata"]["resourceVersion"].clone();
+    let first = write(&created, 0)?;
+    ensure!(version(&first) != version(&created), "{first}");
+    let same = write(&first, 0)?;
+    ensure!(version(&same) == version(&first), "{same} after {first}");
+    write(&same, 1)?;
+    let Err(refusal) = write(&first, 0) else {
+        anyhow::bail!("the API server stored a status over a later version")
+    };
+    ensure!(
+        format!("{refusal:#}").contains("has been modified"),
+        "{refusal:#}"
+    );
     Ok(())
 }
 
