@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crds::Phase;
-use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::agents::Poll;
@@ -26,11 +25,8 @@ pub(super) fn poll(context: &Context, observation: &Observation) {
     if !context.memory.begin_poll(&uid, status.attempt, interval) {
         return;
     }
-    let (agents, memory, triggers) = (
-        context.agents.clone(),
-        Arc::clone(&context.memory),
-        context.triggers.clone(),
-    );
+    let (agents, memory) = (context.agents.clone(), Arc::clone(&context.memory));
+    let (clock, triggers) = (context.settings.clock.clone(), context.triggers.clone());
     let trigger = Trigger::Job {
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
@@ -38,7 +34,7 @@ pub(super) fn poll(context: &Context, observation: &Observation) {
     tokio::spawn(async move {
         let answer = agents.poll(poll).await;
         let is_answered = answer.is_some();
-        memory.end_poll(&uid, answer, &status.stragglers, Timestamp::now());
+        memory.end_poll(&uid, answer, &status.stragglers, clock.now());
         if is_answered {
             // The receiver lives as long as the process.
             let _ = triggers.send(trigger);

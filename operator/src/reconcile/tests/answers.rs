@@ -160,7 +160,7 @@ impl Cluster {
     fn answered(&self, answer: Answer) {
         let memory = &self.context.memory;
         assert!(memory.begin_poll(fixtures::UID, 1, Duration::ZERO));
-        memory.end_poll(fixtures::UID, Some(answer), &[], Timestamp::now());
+        memory.end_poll(fixtures::UID, Some(answer), &[], fixtures::at(100));
     }
 
     /// The jobs whose status says that they have GPUs.
