@@ -104,7 +104,7 @@ fn leave_alone(namespace: &Namespace<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the first attempt's group has this status of `PodGroupScheduled`.
+/// Waits until the first attempt's group has this status of `PodGroupInitiallyScheduled`.
 fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
     until(|| {
         let group = namespace.pod_group("digits-1")?;
@@ -114,8 +114,8 @@ fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
         let is_wanted = conditions
             .into_iter()
             .flatten()
-            .any(|condition| condition.type_ == "PodGroupScheduled" && condition.status == wanted);
-        ensure!(is_wanted, "PodGroupScheduled is not {wanted}: {group:?}");
+            .any(|condition| condition.type_ == "PodGroupInitiallyScheduled" && condition.status == wanted);
+        ensure!(is_wanted, "PodGroupInitiallyScheduled is not {wanted}: {group:?}");
         Ok(())
     })
 }
