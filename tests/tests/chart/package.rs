@@ -117,6 +117,29 @@ fn the_schema_knows_every_value() -> Result<()> {
 }
 
 #[test]
+fn another_chart_includes_this_one_on_a_condition() -> Result<()> {
+    let parent = tempfile::tempdir()?;
+    let version = &metadata()?["version"];
+    let dependency = json!({"name": "vit-operator", "version": version, "condition": "vit-operator.enabled"});
+    let chart =
+        json!({"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]});
+    fs_err::write(parent.path().join("Chart.yaml"), chart.to_string())?;
+    let helm = Binaries::build()?.path("helm");
+    let mut package = command::command(&helm, ["package", "--destination"]);
+    package.arg(parent.path().join("charts")).arg(chart::folder());
+    command::run(&mut package)?;
+    for (enabled, operators) in [("true", 1), ("false", 0)] {
+        let mut template = command::command(&helm, ["template", "parent", "--kube-version", "1.30.0"]);
+        template.arg(parent.path());
+        template.args(["--set", &format!("vit-operator.enabled={enabled}")]);
+        let objects = chart::manifests(&command::run(&mut template)?)?;
+        let found = crate::of_kind(&objects, "Deployment").len();
+        ensure!(found == operators, "enabled={enabled}: {found} Deployments");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_icon_is_the_one_in_the_tree() -> Result<()> {
     let icon = read("icon.svg")?;
     let url = format!("data:image/svg+xml;base64,{}", BASE64_STANDARD.encode(&icon));
