@@ -105,6 +105,44 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
     Ok(())
 }
 
+/// Whether a rule applies to a resource of the core API.
+fn covers(rule: &Value, resource: &str) -> bool {
+    let has = |part: &str, name: &str| {
+        let listed = rule[part].as_array().into_iter().flatten();
+        listed
+            .filter_map(Value::as_str)
+            .any(|listed| listed == name || listed == "*")
+    };
+    has("apiGroups", "") && has("resources", resource)
+}
+
+/// The right to change ConfigMaps would cover those of every tenant.
+#[test]
+fn no_role_reads_secrets_or_changes_config_maps() -> Result<()> {
+    const OF_NAMESPACE: [&str; 5] = ["get", "list", "watch", "create", "delete"];
+    for (values, of_cluster) in [(&[][..], &OF_NAMESPACE[..]), (&["namespace=research"], &[])] {
+        let objects = objects(values)?;
+        let mut rules = 0;
+        for (kind, allowed) in [("ClusterRole", of_cluster), ("Role", &OF_NAMESPACE)] {
+            for role in of_kind(&objects, kind) {
+                for rule in role["rules"].as_array().into_iter().flatten() {
+                    ensure!(!covers(rule, "secrets"), "{role}");
+                    let verbs = rule["verbs"].as_array().into_iter().flatten();
+                    let mut verbs = verbs.filter_map(Value::as_str);
+                    ensure!(
+                        !covers(rule, "configmaps") || verbs.all(|verb| allowed.contains(&verb)),
+                        "{kind} {}: {rule}",
+                        text(role, "/metadata/name")
+                    );
+                    rules += usize::from(covers(rule, "configmaps"));
+                }
+            }
+        }
+        ensure!(rules == 1, "{rules} rules for ConfigMaps");
+    }
+    Ok(())
+}
+
 /// Invalid values, and what the error of each must contain.
 const WRONG: &str = r"
 replicaCount=two -> at '/replicaCount': got string, want integer
