@@ -19,6 +19,7 @@ mod layout;
 mod panel;
 mod query;
 mod schema;
+mod variable;
 
 pub use schema::Dashboard;
 

@@ -8,6 +8,9 @@ const RATE_WINDOW: &str = "$__rate_interval";
 /// The time range shown.
 const RANGE: &str = "$__range";
 
+/// A label of series from several clusters, as [`Series::of`] selects them. Others lack it.
+pub(crate) const LABEL_CLUSTER: &str = "cluster";
+
 /// The series of a metric.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
@@ -16,11 +19,13 @@ pub(crate) struct Series {
 }
 
 impl Series {
+    /// The series of the chosen clusters.
     pub(crate) fn of(metric: &str) -> Self {
-        Self {
+        let everywhere = Self {
             metric: metric.into(),
             matchers: vec![],
-        }
+        };
+        everywhere.matching(LABEL_CLUSTER, "$cluster")
     }
 
     /// Sum of a histogram's observations.
@@ -68,11 +73,7 @@ impl Series {
 
 impl fmt::Display for Series {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.metric)?;
-        if self.matchers.is_empty() {
-            return Ok(());
-        }
-        write!(formatter, "{{{}}}", self.matchers.join(","))
+        write!(formatter, "{}{{{}}}", self.metric, self.matchers.join(","))
     }
 }
 
@@ -187,7 +188,8 @@ impl fmt::Display for Expr {
 
 /// A quantile of a histogram's observations within a window.
 pub(crate) fn quantile(quantile: f64, histogram: &str, window: &str) -> Expr {
-    let rate = Expr(format!("rate({histogram}_bucket[{window}])"));
+    let buckets = Series::of(&format!("{histogram}_bucket"));
+    let rate = Expr(format!("rate({buckets}[{window}])"));
     Expr(format!(
         "histogram_quantile({quantile}, {})",
         rate.sum_by(&["le"])
@@ -206,22 +208,22 @@ mod tests {
         let rate = series.rate().sum_by(&["rank"]);
         assert_eq!(
             rate.to_string(),
-            r#"sum by (rank) (rate(vit_images_total{namespace="$namespace",rank=~"$rank"}[$__rate_interval]))"#
+            r#"sum by (rank) (rate(vit_images_total{cluster=~"$cluster",namespace="$namespace",rank=~"$rank"}[$__rate_interval]))"#
         );
         assert_eq!(
             Expr::from(Series::of("a"))
                 .max()
                 .over(Series::of("b").rate().sum())
                 .to_string(),
-            "max(a) / (sum(rate(b[$__rate_interval])) > 0)"
+            r#"max(a{cluster=~"$cluster"}) / (sum(rate(b{cluster=~"$cluster"}[$__rate_interval])) > 0)"#
         );
         assert_eq!(
             Expr::from(Series::of("a")).largest(10).to_string(),
-            "(a) and topk(10, avg_over_time((a)[$__range:] @ end()))"
+            r#"(a{cluster=~"$cluster"}) and topk(10, avg_over_time((a{cluster=~"$cluster"})[$__range:] @ end()))"#
         );
         assert_eq!(
             quantile(0.5, "s", "1h").to_string(),
-            "histogram_quantile(0.5, sum by (le) (rate(s_bucket[1h])))"
+            r#"histogram_quantile(0.5, sum by (le) (rate(s_bucket{cluster=~"$cluster"}[1h])))"#
         );
     }
 }

@@ -64,11 +64,6 @@ impl Default for Dashboard {
     }
 }
 
-/// The variable for the queried Prometheus.
-pub(crate) fn data_source() -> Value {
-    json!({"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus"})
-}
-
 /// A data source by type and uid, which is usually the variable `datasource`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct DataSource {

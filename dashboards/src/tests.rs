@@ -154,6 +154,24 @@ fn every_variable_is_there_and_used() {
 }
 
 #[test]
+fn every_query_is_of_the_chosen_clusters() {
+    for (_, dashboard) in json() {
+        for query in queries(&dashboard) {
+            if query == "label_values(vit_operator_leader, cluster)" {
+                continue;
+            }
+            let selectors = query.matches("vit_").count() + query.matches("ALERTS").count();
+            assert!(selectors > 0, "{query}");
+            assert_eq!(
+                query.matches(r#"{cluster=~"$cluster""#).count(),
+                selectors,
+                "{query}"
+            );
+        }
+    }
+}
+
+#[test]
 fn colors_are_of_series_that_there_are() {
     for (_, dashboard) in json() {
         for (name, panel) in data_panels(&dashboard) {

@@ -5,7 +5,7 @@ use contract::operator_metrics as operator;
 
 use crate::layout::Layout;
 use crate::panel::{Builder, Unit, stat, time_series};
-use crate::query::{Expr, Series, quantile};
+use crate::query::{Expr, LABEL_CLUSTER, Series, quantile};
 
 /// The colors of the failure classes that are retried.
 const CLASS_COLORS: [(FailureClass, &str); 8] = [
@@ -78,10 +78,13 @@ fn own_health(layout: Layout) -> Layout {
                     3,
                     "Leaders",
                     Unit::Count,
-                    "Leading replicas: one. With none, no job starts or restarts. See \
+                    "Leading replicas: one per cluster. With none, no job starts or restarts. See \
                      ViTOperatorDoesNotLead in docs/operations.md.",
                 )
-                .query(Expr::from(Series::of(operator::LEADER)).sum(), "leaders")
+                .query(
+                    Expr::from(Series::of(operator::LEADER)).sum_by(&[LABEL_CLUSTER]),
+                    "{{cluster}}",
+                )
                 .base_color("red")
                 .threshold(1.0, "green")
                 .threshold(2.0, "red"),

@@ -11,8 +11,9 @@ use serde_json::json;
 use crate::job;
 use crate::layout::Layout;
 use crate::panel::{Builder, Unit, bar_gauge, stat, table, time_series};
-use crate::query::{Expr, Series, quantile};
-use crate::schema::{Dashboard, data_source};
+use crate::query::{Expr, LABEL_CLUSTER, Series, quantile};
+use crate::schema::Dashboard;
+use crate::variable;
 
 /// The colors of phases, in the order of [`Phase::ALL`].
 const PHASE_COLORS: [&str; 8] = [
@@ -36,7 +37,7 @@ const GANGS: &str = operator::GPU_STATES[0];
 const OTHERS: &str = operator::GPU_STATES[1];
 const FREE: &str = operator::GPU_STATES[2];
 
-const JOB: [&str; 2] = [operator::LABEL_NAMESPACE, operator::LABEL_JOB_NAME];
+const JOB: [&str; 3] = [LABEL_CLUSTER, operator::LABEL_NAMESPACE, operator::LABEL_JOB_NAME];
 
 pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
@@ -46,7 +47,7 @@ pub(crate) fn dashboard() -> Dashboard {
             in docs/dashboards.md and docs/operations.md of vit-operator.",
         refresh: "1m",
         time: json!({"from": "now-6h", "to": "now"}),
-        templating: json!({"list": [data_source()]}),
+        templating: json!({"list": [variable::data_source(), variable::clusters()]}),
         panels: health::rows(waiting(gpus(overview(Layout::default())))).panels(),
         ..Dashboard::default()
     }
@@ -132,6 +133,7 @@ fn jobs() -> Builder {
     .query(newest(operator::JOB_RESTARTS), "")
     .columns(
         &[
+            (LABEL_CLUSTER, "Cluster"),
             (operator::LABEL_NAMESPACE, "Namespace"),
             (operator::LABEL_JOB_NAME, "Job"),
         ],
@@ -143,7 +145,7 @@ fn jobs() -> Builder {
     .link(
         "Show this job",
         format!(
-            "/d/{}?var-datasource=${{datasource}}&var-namespace=${{__data.fields.Namespace}}&var-job=${{__data.fields.Job}}&${{__url_time_range}}",
+            "/d/{}?var-datasource=${{datasource}}&${{cluster:queryparam}}&var-namespace=${{__data.fields.Namespace}}&var-job=${{__data.fields.Job}}&${{__url_time_range}}",
             job::UID
         ),
     )
@@ -153,6 +155,7 @@ fn alerts() -> Builder {
     let labels = [
         "alertname",
         "severity",
+        LABEL_CLUSTER,
         operator::LABEL_NAMESPACE,
         operator::LABEL_JOB_NAME,
         operator::LABEL_NODE,
@@ -171,9 +174,10 @@ fn alerts() -> Builder {
         &[
             (labels[0], "Alert"),
             (labels[1], "Severity"),
-            (labels[2], "Namespace"),
-            (labels[3], "Job"),
-            (labels[4], "Node"),
+            (labels[2], "Cluster"),
+            (labels[3], "Namespace"),
+            (labels[4], "Job"),
+            (labels[5], "Node"),
         ],
         &["Count"],
     )

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::layout::Layout;
 use crate::query::{Expr, Series};
-use crate::schema::{Dashboard, DataSource, data_source};
+use crate::schema::{Dashboard, DataSource};
+use crate::variable;
 
 /// Its uid, for links from the other dashboard.
 pub(crate) const UID: &str = "vit-training-job";
@@ -37,36 +38,16 @@ pub(crate) fn dashboard() -> Dashboard {
 }
 
 fn variables() -> Vec<Value> {
-    let query = |name: &str, label: &str, description: &str, of_label: &str, series: Series| {
-        json!({
-            "type": "query",
-            "name": name,
-            "label": label,
-            "description": description,
-            "datasource": DataSource::CHOSEN,
-            "query": {"query": format!("label_values({series}, {of_label})"), "refId": "A"},
-            // Whenever the time range changes.
-            "refresh": 2,
-            // In natural order, so that 10 comes after 9.
-            "sort": 7,
-            "multi": false,
-            "includeAll": false,
-        })
-    };
     let step = || Series::of(of::STEP);
     let in_namespace = step().with(of::LABEL_NAMESPACE, "$namespace");
     let namespaces = "Namespaces with running jobs";
     let ranks = "Ranks in panels by rank, which show the ten with the worst values";
-    let mut rank = query("rank", "Rank", ranks, of::LABEL_RANK, job(step()));
-    rank["multi"] = true.into();
-    rank["includeAll"] = true.into();
-    rank["allValue"] = ".*".into();
-    rank["current"] = json!({"text": "All", "value": "$__all"});
     vec![
-        data_source(),
-        query("namespace", "Namespace", namespaces, of::LABEL_NAMESPACE, step()),
-        query("job", "Job", "Running jobs", of::LABEL_JOB_NAME, in_namespace),
-        rank,
+        variable::data_source(),
+        variable::clusters(),
+        variable::one_of("namespace", "Namespace", namespaces, of::LABEL_NAMESPACE, step()),
+        variable::one_of("job", "Job", "Running jobs", of::LABEL_JOB_NAME, in_namespace),
+        variable::any_of("Rank", ranks, of::LABEL_RANK, job(step())),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the rendered chart. Needs the built helm, but no cluster.
 
+mod dashboards;
 mod monitoring;
 mod package;
 mod values;

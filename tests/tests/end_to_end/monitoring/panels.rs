@@ -128,6 +128,8 @@ pub(super) fn all_show_data(
             ("job", job),
             // As Grafana joins several values.
             ("rank", "(0|1)"),
+            // All: series have no such label here.
+            ("cluster", ".*"),
         ]);
         for variable in array(&dashboard, "/templating/list") {
             check_variable(context, title, variable, &variables, from)?;
@@ -271,10 +273,14 @@ fn check_variable(
         .with_context(|| format!("{title}: {name} asks {filled}"))?;
     let url = context.cluster.prometheus_url()?;
     let values = prometheus::label_values(&url, label, series, (from, now()))?;
-    let wanted = if name == "rank" { "1" } else { variables[name] };
+    let wanted = match name {
+        "cluster" => None,
+        "rank" => Some("1"),
+        name => Some(variables[name]),
+    };
     ensure!(
-        values.iter().any(|value| value == wanted),
-        "{title}: {name} does not offer {wanted}, but {values:?}"
+        wanted.is_none_or(|wanted| values.iter().any(|value| value == wanted)),
+        "{title}: {name} does not offer {wanted:?}, but {values:?}"
     );
     Ok(())
 }
