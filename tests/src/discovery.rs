@@ -112,6 +112,7 @@ mod tests {
             pod("a", "true", "Running"),
             pod("b", "false", "Running"),
             pod("c", "true", "Succeeded"),
+            pod("d", "true", "Failed"),
         ];
         let expected = json!([{
             "targets": ["10.244.0.2:9400"],

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use crds::labels;
 use serde_json::{Value, json};
-use vit_tests::{chart, command, packages, root};
+use vit_tests::{chart, command, documentation, packages, root};
 
 use crate::{objects, of_kind, only, text};
 
@@ -144,6 +144,69 @@ fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
         let objects = objects(&[values])?;
         let monitor = only(&objects, "PodMonitor")?;
         ensure!(monitor["spec"]["namespaceSelector"] == namespaces, "{monitor}");
+    }
+    Ok(())
+}
+
+/// Pods: label `managed-by`, label `name`, port, phase, and whether Prometheus scrapes them.
+const PODS: [(&str, &str, &str, &str, bool); 7] = [
+    ("vit-operator", "", "metrics", "Running", true),
+    ("vit-operator", "", "metrics", "Pending", true),
+    ("Helm", "vit-operator", "metrics", "Running", true),
+    ("vit-operator", "", "rendezvous", "Running", false),
+    ("Helm", "grafana", "metrics", "Running", false),
+    // Their addresses may belong to other pods by now.
+    ("vit-operator", "", "metrics", "Succeeded", false),
+    ("vit-operator", "", "metrics", "Failed", false),
+];
+
+#[test]
+fn the_documented_scrape_job_keeps_pods_with_metrics_until_they_end() -> Result<()> {
+    let page = documentation::page("docs/how-to/prometheus.md")?;
+    let block = page
+        .blocks
+        .iter()
+        .find(|block| block.text.starts_with("scrape_configs:"));
+    let mut config: Value = serde_saphyr::from_str(&block.context("a scrape job")?.text)?;
+    let folder = tempfile::tempdir()?;
+    let targets = folder.path().join("targets.json");
+    let pods = PODS.iter().enumerate();
+    let pods = pods.map(|(number, (manager, name, port, phase, _))| {
+        json!({"targets": [format!("10.0.0.{number}:9402")], "labels": {
+            "__meta_kubernetes_pod_label_app_kubernetes_io_managed_by": manager,
+            "__meta_kubernetes_pod_label_app_kubernetes_io_name": name,
+            "__meta_kubernetes_pod_container_port_name": port,
+            "__meta_kubernetes_pod_phase": phase,
+            "__meta_kubernetes_pod_node_name": "node0",
+        }})
+    });
+    fs_err::write(&targets, json!(pods.collect::<Vec<_>>()).to_string())?;
+    // Debian's promtool has no discovery in Kubernetes.
+    let job = config["scrape_configs"][0].as_object_mut().context("a job")?;
+    ensure!(
+        job.remove("kubernetes_sd_configs") == Some(json!([{"role": "pod"}])),
+        "pods are not discovered"
+    );
+    job.insert("file_sd_configs".into(), json!([{"files": [targets]}]));
+    let file = folder.path().join("prometheus.json");
+    fs_err::write(&file, config.to_string())?;
+    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
+    promtool.args(["check", "service-discovery", "--timeout=2s"]);
+    let found = command::run(promtool.arg(&file).arg("vit"))?;
+    let found: Vec<Value> = serde_json::from_str(&found)?;
+    let mut scraped: Vec<(&str, &Value)> = found
+        .iter()
+        .map(|target| {
+            (
+                text(target, "/discoveredLabels/__address__"),
+                &target["labels"]["node"],
+            )
+        })
+        .collect();
+    scraped.sort_unstable_by_key(|(address, _)| *address);
+    ensure!(scraped.len() == PODS.len(), "{found:?}");
+    for ((address, node), pod) in scraped.into_iter().zip(PODS) {
+        ensure!((*node == "node0") == pod.4, "{pod:?} at {address}: node {node}");
     }
     Ok(())
 }
