@@ -99,13 +99,15 @@ const TRAINING_OPERATOR: Module = module!(
     )]
 );
 
-/// Programs that read files of this tree: helm-docs writes the chart's README, actionlint checks GitHub's workflows.
+/// Programs that read files of this tree: helm-docs writes the chart's README, actionlint checks GitHub's workflows, and
+/// glua runs Lua as Argo CD does.
 const LINTERS: Module = module!(
     "linters",
     [],
     [
         ("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs"),
-        ("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
+        ("actionlint", "github.com/rhysd/actionlint/cmd/actionlint"),
+        ("glua", "github.com/yuin/gopher-lua/cmd/glua")
     ]
 );
 
@@ -161,7 +163,7 @@ impl Binaries {
         KUEUE.build()
     }
 
-    /// The programs `helm-docs` and `actionlint`.
+    /// The programs `helm-docs`, `actionlint` and `glua`.
     pub fn build_linters() -> Result<Self> {
         LINTERS.build()
     }

@@ -4,6 +4,7 @@
 //!
 //! `vit_tests::documentation` lists the tests of blocks. `UPDATE_EXPECT=1` updates generated pages.
 
+mod gitops;
 mod invariants;
 mod messages;
 mod reference;
@@ -77,7 +78,13 @@ fn main() -> Result<()> {
             )
         }));
     }
-    let tests = [invariants::TESTS, messages::TESTS, reference::TESTS, words::TESTS];
+    let tests = [
+        gitops::TESTS,
+        invariants::TESTS,
+        messages::TESTS,
+        reference::TESTS,
+        words::TESTS,
+    ];
     for (name, test) in tests.concat() {
         trials.push(Trial::test(name, move || tried(test())));
     }
