@@ -8,14 +8,36 @@ import pathlib
 from collections.abc import Iterator
 
 import torch
+from torch.nn.functional import interpolate
 from torch.utils.data import DistributedSampler
 
 from trainers import Place
 
 # Synthetic images beyond this size repeat.
 MOST_SYNTHETIC_BYTES = 256 << 20
-# A record of CIFAR-10's binary version: a label, and three planes of 32 x 32 bytes.
-CIFAR_RECORD = 1 + 3 * 32 * 32
+# Above the error of binary fractions, as in vit-trainer.
+TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar:
+    """Files of a binary version of CIFAR: records of label bytes, the last of them the class, and three planes."""
+
+    train: list[str]
+    test: str
+    label_bytes: int
+
+    def read(self, folder: pathlib.Path, files: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels and labels."""
+        records = [torch.frombuffer(bytearray((folder / file).read_bytes()), dtype=torch.uint8) for file in files]
+        records = torch.cat(records).view(-1, self.label_bytes + 3 * 32 * 32)
+        return records[:, self.label_bytes:].reshape(-1, 3, 32, 32), records[:, self.label_bytes - 1].long()
+
+
+CIFAR = {
+    "cifar10": Cifar([f"data_batch_{number}.bin" for number in range(1, 6)], "test_batch.bin", 1),
+    "cifar100": Cifar(["train.bin"], "test.bin", 2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +49,26 @@ class Images:
     mean: torch.Tensor
     std: torch.Tensor
     length: int
+    # Of the model's images, in pixels.
+    side: int
+    interpolation: str
 
     def __len__(self) -> int:
         return self.length
 
     def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalized images and labels, by index."""
+        """Normalized images of the model's size and labels, by index."""
         rows = rows % len(self.labels)
-        return (self.pixels[rows].float() / 255.0 - self.mean) / self.std, self.labels[rows]
+        pixels = self.pixels[rows].float()
+        if pixels.shape[-1] != self.side:
+            # As vit-trainer does. Bicubic filters exceed the range of bytes.
+            size = (self.side, self.side)
+            pixels = interpolate(pixels, size, mode=self.interpolation, antialias=True).clamp(0.0, 255.0)
+        return (pixels / 255.0 - self.mean) / self.std, self.labels[rows]
+
+    def first_part(self, fraction: float) -> Images:
+        """The first images, at least one: the same ones as vit-trainer's."""
+        return dataclasses.replace(self, length=max(1, int(self.length * fraction + TOLERANCE)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,24 +83,19 @@ def load(config: dict, device: torch.device) -> DataSet:
     mean, std = (torch.tensor(settings["normalization"][name], device=device).view(-1, 1, 1) for name in ("mean", "std"))
 
     def images(pixels: torch.Tensor, labels: torch.Tensor, length: int | None = None) -> Images:
-        return Images(pixels.to(device), labels.to(device), mean, std, length or len(labels))
+        return Images(pixels.to(device), labels.to(device), mean, std, length or len(labels), model["imageSize"],
+                      settings["interpolation"])
 
     if settings["format"] == "synthetic":
         shape = (model["channels"], model["imageSize"], model["imageSize"])
         count = min(settings["syntheticImages"], MOST_SYNTHETIC_BYTES // math.prod(shape))
         pixels = torch.randint(256, (count, *shape), dtype=torch.uint8)
         labels = torch.randint(model["numClasses"], (count,))
-        return DataSet(images(pixels, labels, settings["syntheticImages"]), None)
-    folder = pathlib.Path(settings["path"])
-    return DataSet(
-        images(*cifar(sorted(folder.glob("data_batch_*.bin")))), images(*cifar([folder / "test_batch.bin"])))
-
-
-def cifar(files: list[pathlib.Path]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels and labels of files of CIFAR-10's binary version."""
-    records = torch.cat([torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in files])
-    records = records.view(-1, CIFAR_RECORD)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
+        train, held_out = images(pixels, labels, settings["syntheticImages"]), None
+    else:
+        folder, files = pathlib.Path(settings["path"]), CIFAR[settings["format"]]
+        train, held_out = images(*files.read(folder, files.train)), images(*files.read(folder, [files.test]))
+    return DataSet(train.first_part(settings["fraction"]), held_out)
 
 
 class Batches:

@@ -11,11 +11,12 @@ FOLLOWED: dict[str, tuple] = {
     "model.imageSize": ANY, "model.patchSize": ANY, "model.hiddenSize": ANY, "model.depth": ANY, "model.heads": ANY,
     "model.mlpSize": ANY, "model.numClasses": ANY, "model.channels": ANY, "model.pooling": ANY,
     "model.registerTokens": ANY, "model.layerScale": ANY, "model.dropPath": ANY,
-    "data.format": ("synthetic", "cifar10"),
-    "data.path": ANY, "data.syntheticImages": ANY, "data.normalization.": ANY,
-    "data.fraction": (1.0,),
+    "data.format": ("synthetic", "cifar10", "cifar100"),
+    "data.path": ANY, "data.syntheticImages": ANY, "data.normalization.": ANY, "data.fraction": ANY,
+    "data.interpolation": ("bilinear", "bicubic"),
     # For image files.
-    "data.maxCorruptFraction": ANY, "data.retrySeconds": ANY, "data.classOrder": ANY, "data.pixelType": ANY, "data.interpolation": ANY, "data.cropFraction": ANY,
+    "data.maxCorruptFraction": ANY, "data.retrySeconds": ANY, "data.classOrder": ANY, "data.pixelType": ANY,
+    "data.cropFraction": ANY,
     "data.augmentation.horizontalFlip": (0.0,), "data.augmentation.colorJitter": (0.0,),
     "data.augmentation.threeAugment": (False,), "data.augmentation.randomErasing": (0.0,),
     "data.augmentation.repeatedAugmentation": (1,),
@@ -40,8 +41,6 @@ FOLLOWED: dict[str, tuple] = {
     "training.masterWeights": (False,),
     "training.tf32": ANY,
     "training.attentionBackend": ("flash",),
-    # For fp16.
-    "training.lossScale.": ANY,
     "training.activationCheckpointing": ("none",),
     "parallelism.strategy": ("Manual",),
     "parallelism.zeroStage": (0,),
@@ -69,6 +68,16 @@ ADDITIONAL: dict[str, dict[str, tuple]] = {
     "deepspeed": {"parallelism.zeroStage": (0, 1, 2, 3), "parallelism.reshardAfterForward": (True,)},
     "tensor": {"parallelism.tensor": ANY},
 }
+# What some support with fp16. PyTorch's GradScaler has no minimum. Like DeepSpeed at stage 0, it halves the scale at
+# every overflow.
+GRAD_SCALER: dict[str, tuple] = {"training.masterWeights": (False,), "training.lossScale.minLossScale": (1,)}
+FP16: dict[str, dict[str, tuple]] = {
+    "ddp": GRAD_SCALER,
+    "accelerate": GRAD_SCALER,
+    "deepspeed": {"training.masterWeights": (True,)},
+}
+# A configuration without `training.lossScale` has these.
+LOSS_SCALE = {"initialScalePower": 16, "lossScaleWindow": 1000, "hysteresis": 2, "minLossScale": 1}
 
 
 class Unsupported(Exception):
@@ -84,19 +93,25 @@ def fields(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield f"{prefix}{name}", value
 
 
+def loss_scale(config: dict) -> dict[str, int]:
+    """`training.lossScale` of a configuration with fp16."""
+    return config["training"].get("lossScale", LOSS_SCALE)
+
+
 def check(config: dict, trainer: str) -> None:
     """Raises `Unsupported` for the first setting that the trainer does not support."""
     followed = FOLLOWED | ADDITIONAL[trainer]
+    if config["training"]["precision"] == "fp16" and trainer in FP16:
+        followed |= FP16[trainer] | {
+            "training.precision": ("fp16",), "training.lossScale.hysteresis": (1,), "training.lossScale.": ANY}
+        config = config | {"training": config["training"] | {"lossScale": loss_scale(config)}}
     groups = tuple(name for name in followed if name.endswith("."))
     for field, value in fields(config):
-        if field.startswith(groups):
-            continue
-        if field not in followed:
+        if field not in followed and not field.startswith(groups):
             raise Unsupported(f"{field} is {value}: must be omitted")
-        if followed[field] and value not in followed[field]:
-            raise Unsupported(f"{field} is {value}: must be {' or '.join(map(str, followed[field]))}")
-    if config["data"]["format"] == "cifar10" and config["model"]["imageSize"] != 32:
-        raise Unsupported(f"model.imageSize is {config['model']['imageSize']}: must be 32 for cifar10")
+        values = followed.get(field, ANY)
+        if values and value not in values:
+            raise Unsupported(f"{field} is {value}: must be {' or '.join(map(str, values))}")
     world_size, tensor = config["nodes"] * config["ranksPerNode"], config["parallelism"]["tensor"]
     if trainer == "tensor" and tensor != world_size:
         raise Unsupported(f"parallelism.tensor is {tensor}: must be {world_size}, the number of ranks")

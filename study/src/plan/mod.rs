@@ -446,7 +446,7 @@ mod tests {
         let seconds = plan.duration(27.6, None).expect("CIFAR").as_secs();
         assert_eq!(
             (plan.runs.len(), seconds / 3600),
-            (79, 208),
+            (87, 244),
             "docs/reference/studies.md"
         );
     }

@@ -535,59 +535,88 @@ fn a_run_that_does_not_stop_in_time_is_killed() {
     assert_nothing_runs(&deaf.display().to_string());
 }
 
-/// In place of a contender: checks its environment silently, for both ranks of a node.
+/// In place of a contender: checks its environment silently, for all ranks of a node.
 const CHECK: &str = "
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import settings
-assert os.environ['PET_NPROC_PER_NODE'] == '2' and 'RANK' not in os.environ, os.environ
-settings.check(json.load(open(os.environ['VIT_RUN_CONFIG'])), sys.argv[2])
+config = json.load(open(os.environ['VIT_RUN_CONFIG']))
+ranks = config['ranksPerNode']
+assert os.environ['PET_NPROC_PER_NODE'] == str(ranks) and ('RANK' in os.environ) == (ranks == 1), os.environ
+settings.check(config, sys.argv[2])
 ";
 
-#[test]
-fn contenders_follow_all_that_the_example_says_and_refuse_what_they_would_not_do() {
+/// Failures of an example's external variants with [`CHECK`] as their command, and of the first one
+/// with `changed` settings of its training.
+fn failures_of_contenders(example: &str, changed: &Value) -> Vec<String> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let example = fs_err::read_to_string(top.join("examples/studies/contenders.yaml")).expect("an example");
+    let example = fs_err::read_to_string(top.join(example)).expect("an example");
     let mut study: Value = serde_saphyr::from_str(&example).expect("a manifest");
-    let variants = study["spec"]["sweeps"][0]["variants"]
-        .as_array_mut()
-        .expect("variants");
-    variants.retain(|variant| variant["spec"]["external"].is_object());
-    let count = variants.len();
-    let mut clipped = variants[0].clone();
-    clipped["name"] = "clipped".into();
-    clipped["spec"]["training"] = serde_json::json!({"clipGradNorm": 1.0});
-    variants.push(clipped);
-    for variant in &mut *variants {
-        let command = &mut variant["spec"]["external"]["command"];
-        let name = command[2].clone();
-        *command = serde_json::json!(["python3", "-c", CHECK, top.join("contenders"), name]);
+    let sweeps = study["spec"]["sweeps"].as_array_mut().expect("sweeps");
+    for sweep in &mut *sweeps {
+        sweep["ranks"].as_array_mut().expect("ranks").truncate(2);
+        let Some(variants) = sweep["variants"].as_array_mut() else {
+            continue;
+        };
+        variants.retain(|variant| variant["spec"]["external"].is_object());
+        if let Some(first) = variants.first().cloned() {
+            variants.push(first);
+            let last = variants.last_mut().expect("one was pushed");
+            last["name"] = "changed".into();
+            last["spec"]["training"] = changed.clone();
+        }
+        for variant in variants {
+            let command = &mut variant["spec"]["external"]["command"];
+            let name = command[2].clone();
+            *command = serde_json::json!(["python3", "-c", CHECK, top.join("contenders"), name]);
+        }
     }
-    study["spec"]["measure"]["repetitions"] = 1.into();
+    sweeps.retain(|sweep| {
+        sweep["variants"]
+            .as_array()
+            .is_some_and(|variants| !variants.is_empty())
+    });
+    study["spec"]["measure"] = serde_json::json!({"epochs": 1, "repetitions": 1, "retries": 0});
     let run = Study::new("{}", "[]");
     fs_err::write(run.folder.path().join("study.yaml"), study.to_string()).expect("writes");
     run.run();
     let report = run.report();
-    let failures: Vec<String> = report["points"]
-        .as_array()
-        .expect("points")
-        .iter()
-        .map(|point| {
-            point["failures"][0]
-                .as_str()
-                .expect("none has trained")
-                .to_owned()
-        })
-        .collect();
-    let (refused, followed) = failures.split_last().expect("points");
-    assert!(followed.len() == count && count > 5, "{followed:?}");
-    for failure in followed {
-        assert!(failure.starts_with("it has written no log"), "{failure}");
+    let points = report["points"].as_array().expect("points").iter();
+    let failure = |point: &Value| {
+        point["failures"][0]
+            .as_str()
+            .expect("none has trained")
+            .to_owned()
+    };
+    points.map(failure).collect()
+}
+
+#[test]
+fn contenders_follow_all_that_the_examples_say_and_refuse_what_they_would_not_do() {
+    for (example, changed, refusal) in [
+        (
+            "examples/studies/contenders.yaml",
+            serde_json::json!({"clipGradNorm": 1.0}),
+            "training.clipGradNorm is 1.0: must be omitted",
+        ),
+        (
+            "examples/studies/arxiv-2602-21081.yaml",
+            serde_json::json!({"precision": "fp16", "masterWeights": true}),
+            "training.lossScale.hysteresis is 2: must be 1",
+        ),
+    ] {
+        let failures = failures_of_contenders(example, &changed);
+        let (refused, followed): (Vec<_>, Vec<_>) = failures
+            .iter()
+            .partition(|failure| failure.contains("Unsupported"));
+        assert!(followed.len() > 3 && !refused.is_empty(), "{failures:?}");
+        for failure in followed {
+            assert!(failure.starts_with("it has written no log"), "{failure}");
+        }
+        for failure in refused {
+            assert!(failure.ends_with(refusal), "{failure}");
+        }
     }
-    assert!(
-        refused.ends_with("training.clipGradNorm is 1.0: must be omitted"),
-        "{refused}"
-    );
 }
 
 #[test]
