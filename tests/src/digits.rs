@@ -1,8 +1,9 @@
-//! 1,797 real handwritten digits as a data set in the CIFAR-10 binary layout.
+//! 1,797 real handwritten digits as data sets in the binary layouts of CIFAR-10 and CIFAR-100.
 //!
 //! They come from scikit-learn's wheel (`sklearn/datasets/data/digits.csv.gz`, the test part of the
 //! UCI data set "Optical Recognition of Handwritten Digits"): 8x8 images with 17 gray levels, 10
-//! classes. Here they are enlarged to 32x32 and repeated in three planes, as in CIFAR-10.
+//! classes. Here they are enlarged to 32x32 and repeated in three planes, as in CIFAR. Both layouts have the same images.
+//! The 100 classes of the second are the tenths of each digit by ink.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -30,8 +31,7 @@ const RECORD_SIDE: usize = 32;
 const HELD_OUT_EVERY: usize = 5;
 /// Number of training files, as in CIFAR-10.
 const TRAIN_FILES: usize = 5;
-/// Bytes of a record: the label, then the red, green and blue plane, each row by row.
-pub const RECORD_BYTES: usize = 1 + 3 * RECORD_SIDE * RECORD_SIDE;
+const PIXEL_BYTES: usize = 3 * RECORD_SIDE * RECORD_SIDE;
 
 /// One image of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ struct Digit {
     pixels: [u8; SIDE * SIDE],
     /// 0 to 9.
     label: u8,
+    /// 0 to 99: ten times the label, and the tenth of its images by ink.
+    fine_label: u8,
 }
 
 /// Number of images written.
@@ -53,12 +55,13 @@ pub struct Counts {
 
 /// Writes the data set to the folder `out` by a rename, replacing an existing one.
 pub fn write(out: &Path) -> Result<Counts> {
-    let digits = parse(&source()?)?;
+    let mut digits = parse(&source()?)?;
     ensure!(
         digits.len() == IMAGES,
         "scikit-learn's digits have {} images instead of {IMAGES}",
         digits.len()
     );
+    set_fine_labels(&mut digits);
     let (train, held_out) = split(digits);
     let parent = out
         .parent()
@@ -70,9 +73,17 @@ pub fn write(out: &Path) -> Result<Counts> {
         write_records(
             &staging.path().join(format!("data_batch_{}.bin", index + 1)),
             part,
+            |digit| vec![digit.label],
         )?;
     }
-    write_records(&staging.path().join("test_batch.bin"), &held_out)?;
+    write_records(&staging.path().join("test_batch.bin"), &held_out, |digit| {
+        vec![digit.label]
+    })?;
+    for (file, part) in [("train.bin", &train), ("test.bin", &held_out)] {
+        write_records(&staging.path().join(file), part, |digit| {
+            vec![digit.label, digit.fine_label]
+        })?;
+    }
     fs::write(staging.path().join("batches.meta.txt"), CLASSES.join("\n") + "\n")?;
     // Training pods run as an unprivileged user.
     fs::set_permissions(
@@ -162,7 +173,20 @@ fn parse_line(line: &str) -> Result<Digit> {
     Ok(Digit {
         pixels,
         label: *label,
+        fine_label: 0,
     })
+}
+
+/// Ten fine labels for each label.
+fn set_fine_labels(digits: &mut [Digit]) {
+    for label in 0..CLASSES.len() as u8 {
+        let mut of_class: Vec<&mut Digit> = digits.iter_mut().filter(|digit| digit.label == label).collect();
+        of_class.sort_by_key(|digit| digit.pixels.iter().map(|pixel| u32::from(*pixel)).sum::<u32>());
+        let images = of_class.len();
+        for (place, digit) in of_class.into_iter().enumerate() {
+            digit.fine_label = label * 10 + (place * 10 / images) as u8;
+        }
+    }
 }
 
 /// Shuffles with a fixed seed, and holds out a fifth of every class.
@@ -179,25 +203,25 @@ fn split(mut digits: Vec<Digit>) -> (Vec<Digit>, Vec<Digit>) {
     })
 }
 
-fn write_records(path: &Path, digits: &[Digit]) -> Result<()> {
+/// Writes each digit's labels and pixels.
+fn write_records(path: &Path, digits: &[Digit], labels: impl Fn(&Digit) -> Vec<u8>) -> Result<()> {
     let mut file = std::io::BufWriter::new(fs::File::create(path)?);
     for digit in digits {
-        file.write_all(&record(digit))?;
+        file.write_all(&labels(digit))?;
+        file.write_all(&planes(digit))?;
     }
     file.flush()?;
     Ok(())
 }
 
-/// Nearest-neighbor enlargement, 0..=16 scaled to 0..=255.
-fn record(digit: &Digit) -> [u8; RECORD_BYTES] {
+/// The red, green and blue plane, each row by row: nearest-neighbor enlargement, 0..=16 scaled to 0..=255.
+fn planes(digit: &Digit) -> [u8; PIXEL_BYTES] {
     const FACTOR: usize = RECORD_SIDE / SIDE;
-    let mut record = [digit.label; RECORD_BYTES];
-    for (position, byte) in record[1..].iter_mut().enumerate() {
+    std::array::from_fn(|position| {
         let (row, column) = (position / RECORD_SIDE % RECORD_SIDE, position % RECORD_SIDE);
         let pixel = u16::from(digit.pixels[row / FACTOR * SIDE + column / FACTOR]);
-        *byte = ((pixel * 255 + 8) / 16) as u8;
-    }
-    record
+        ((pixel * 255 + 8) / 16) as u8
+    })
 }
 
 /// A small generator with a fixed sequence: Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
@@ -220,7 +244,7 @@ impl SplitMix64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Digit, RECORD_BYTES, SplitMix64, parse_line, record, split};
+    use super::{Digit, SplitMix64, parse_line, planes, set_fine_labels, split};
 
     fn line(pixel: &str, label: &str) -> String {
         format!("{}{label}", format!("{pixel},").repeat(64))
@@ -232,7 +256,8 @@ mod tests {
             parse_line(&line("16", "7")).unwrap(),
             Digit {
                 pixels: [16; 64],
-                label: 7
+                label: 7,
+                fine_label: 0
             }
         );
     }
@@ -251,19 +276,37 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_the_label_and_three_equal_enlarged_planes() {
+    fn an_image_is_three_equal_enlarged_planes() {
         let mut pixels = [0; 64];
         pixels[0] = 16; // top left
         pixels[63] = 8; // bottom right
-        let record = record(&Digit { pixels, label: 3 });
-        assert_eq!(record.len(), RECORD_BYTES);
-        assert_eq!(record[0], 3);
-        let planes: Vec<&[u8]> = record[1..].chunks(1024).collect();
+        let found = planes(&Digit {
+            pixels,
+            label: 3,
+            fine_label: 0,
+        });
+        let planes: Vec<&[u8]> = found.chunks(1024).collect();
+        assert_eq!(planes.len(), 3);
         assert_eq!(planes[0], planes[1]);
         assert_eq!(planes[0], planes[2]);
         let at = |row: usize, column: usize| planes[0][row * 32 + column];
         assert_eq!([at(0, 0), at(3, 3), at(0, 4), at(4, 0)], [255, 255, 0, 0]);
         assert_eq!([at(31, 31), at(28, 28), at(27, 31)], [128, 128, 0]);
+    }
+
+    #[test]
+    fn fine_labels_are_the_tenths_of_a_digit_by_ink() {
+        let digit = |label, ink| Digit {
+            pixels: [ink; 64],
+            label,
+            fine_label: 0,
+        };
+        let mut digits: Vec<_> = (0..20).rev().map(|ink| digit(3, ink / 2)).collect();
+        digits.push(digit(9, 5));
+        set_fine_labels(&mut digits);
+        let found: Vec<u8> = digits.iter().map(|digit| digit.fine_label).collect();
+        assert_eq!(found[..4], [39, 39, 38, 38]);
+        assert_eq!(found[18..], [30, 30, 90]);
     }
 
     #[test]
@@ -275,6 +318,7 @@ mod tests {
                 Digit {
                     pixels,
                     label: (n % 10) as u8,
+                    fine_label: 0,
                 }
             })
             .collect();

@@ -43,7 +43,7 @@ enum Action {
     /// Keep the scrape targets of the cluster's Prometheus current, until killed; `up` starts it.
     #[command(hide = true)]
     Discover,
-    /// Write the handwritten digits as a data set in the CIFAR-10 binary layout.
+    /// Write the handwritten digits in the binary layouts of CIFAR-10 and CIFAR-100.
     Digits {
         /// The folder to write; an existing one is replaced.
         #[arg(long)]
