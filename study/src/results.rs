@@ -4,7 +4,7 @@ use contract::gpu::peak_flops;
 use contract::{Epoch, GpuUse, Measurement};
 use crds::spec::Homogeneity;
 use crds::study::Mode;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::plan::{Plan, Point, Run};
 
@@ -22,6 +22,8 @@ pub struct PointResult {
     /// The point.
     #[serde(flatten)]
     pub point: Point,
+    /// Key of its run.
+    pub run: String,
     /// Number of measured repetitions.
     pub repetitions: usize,
     /// Failures of the other repetitions.
@@ -141,11 +143,19 @@ pub struct MeasuredGpu {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// The middle value, or the mean of the two middle ones.
+    #[serde(serialize_with = "six_digits")]
     pub median: f64,
     /// The minimum.
+    #[serde(serialize_with = "six_digits")]
     pub least: f64,
     /// The maximum.
+    #[serde(serialize_with = "six_digits")]
     pub most: f64,
+}
+
+/// No measurement is more precise.
+fn six_digits<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(format!("{value:.5e}").parse().unwrap_or(*value))
 }
 
 impl Spread {
@@ -255,6 +265,7 @@ impl PointResult {
             .filter_map(|found| found.as_ref().err().cloned());
         Self {
             point: point.clone(),
+            run: run.key.clone(),
             repetitions: measured.len(),
             failures: failures.collect(),
             measured: Measured::of(run, &measured),

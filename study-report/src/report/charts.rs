@@ -268,7 +268,15 @@ fn picture(
     let mut svg = String::new();
     let drawn = frame(&mut svg, axes, labels, most, draw);
     drawn.expect("draws to memory");
-    svg
+    // A page has many charts: without defaults, and the font that its style has, they are a third smaller.
+    [
+        r#" opacity="1""#,
+        r#" stroke="none""#,
+        r#" stroke-width="1""#,
+        r#" font-family="sans-serif" font-size="14.516129032258064""#,
+    ]
+    .iter()
+    .fold(svg, |svg, default| svg.replace(default, ""))
 }
 
 fn frame(

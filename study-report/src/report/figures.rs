@@ -146,7 +146,10 @@ fn properties(point: &PointResult) -> [String; 4] {
         of.variant.clone().unwrap_or_default(),
         counted(of.ranks),
         format!("micro-batches of {}", of.first_micro_batch_size),
-        format!("{} micro-batches per step", of.gradient_accumulation_steps),
+        match of.gradient_accumulation_steps {
+            1 => "1 micro-batch per step".into(),
+            many => format!("{many} micro-batches per step"),
+        },
     ]
 }
 
@@ -292,9 +295,22 @@ fn speedups(grid: &Grid<'_>) -> Vec<Figure> {
 }
 
 fn operations(grid: &Grid<'_>) -> Vec<Figure> {
-    let series = grid.values(|measured| Some(measured.flops_per_rank.times(1e-12)));
+    let points = grid.series.iter().flat_map(|(_, points)| points.iter().flatten());
+    let rates = points.filter_map(|point| Some(point.measured.as_ref()?.flops_per_rank.most));
+    // CPUs are slow.
+    let (unit, scale) = match rates.fold(0.0, f64::max) {
+        most if most < 1e11 => ("GFLOP/s", 1e-9),
+        _ => ("TFLOP/s", 1e-12),
+    };
+    let series = grid.values(|measured| Some(measured.flops_per_rank.times(scale)));
     let caption = "Floating-point operations of the model, without recomputation.";
-    Figure::from_medians("TFLOP/s per rank", caption, &grid.axes("TFLOP/s"), series, None)
+    Figure::from_medians(
+        &format!("{unit} per rank"),
+        caption,
+        &grid.axes(unit),
+        series,
+        None,
+    )
 }
 
 fn percent(share: Spread) -> Spread {

@@ -82,7 +82,7 @@ impl Report {
 
     /// All numbers.
     fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("strings and numbers")
+        serde_json::to_string(self).expect("strings and numbers")
     }
 
     /// A line for each point; each value as median, minimum and maximum.
@@ -136,6 +136,14 @@ mod tests {
         // Per sweep: parts, rates, accuracy, and two accuracies and the loss over epochs. Over ranks also
         // speedup and operations, over variants operations.
         assert_eq!(page.matches("<svg").count(), 8 + 6 + 7);
+        for default in [
+            "opacity=",
+            "stroke=\"none\"",
+            "font-size=",
+            "TFLOP/s per rank</h3>",
+        ] {
+            assert!(!page.contains(default), "{default}");
+        }
         for note in [
             "The global batch grows from 16 to 64 images",
             "2 ranks train 105.5 images/s, and 107.0 with the global batch of the fewest ranks",

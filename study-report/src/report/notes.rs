@@ -150,7 +150,7 @@ fn fixed_batch(points: &[PointResult]) -> String {
     )
 }
 
-/// Variants whose ranks emulate slower devices, with the speeds on the most ranks.
+/// Variants whose ranks emulate slower devices, by their speeds on the most ranks.
 fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
     let mut found: Vec<(String, Vec<f64>)> = Vec::new();
     for point in points.iter().filter(|point| !point.point.speeds.is_empty()) {
@@ -170,9 +170,13 @@ fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
             .collect::<Vec<_>>()
             .join(", "),
     };
-    found
+    let mut names: IndexMap<String, Vec<String>> = IndexMap::new();
+    for (name, speeds) in found {
+        names.entry(words(&speeds)).or_default().push(format!("{name:?}"));
+    }
+    names
         .into_iter()
-        .map(|(name, speeds)| (format!("{name:?}"), words(&speeds)))
+        .map(|(speeds, names)| (names.join(" and "), speeds))
         .collect()
 }
 

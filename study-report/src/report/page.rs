@@ -16,6 +16,7 @@ h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 40px 0 8p
 h3 { font-size: 15px; margin: 0; } .model { margin-top: 20px; } p { margin: 4px 0; } .muted, figcaption { color: #57606a; font-size: 13px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(400px, 1fr)); gap: 20px; margin: 16px 0; }
 figure { margin: 0; padding: 12px; border: 1px solid #d8dee4; border-radius: 8px; } svg { width: 100%; height: auto; }
+svg text { font: 14.5px sans-serif; }
 .legend span { display: inline-block; margin-right: 14px; font-size: 13px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
@@ -83,8 +84,8 @@ fn terms() -> Markup {
 fn sweep(points: &[PointResult]) -> Markup {
     let failed: Vec<&PointResult> = points.iter().filter(|point| !point.failures.is_empty()).collect();
     html! {
-        h2 { (points[0].point.sweep) }
-    @for note in notes(points) { p.note { (note) } }
+        h2 id=(points[0].point.sweep) { (points[0].point.sweep) }
+        @for note in notes(points) { p.note { (note) } }
         @for point in failed {
             p.failed {
                 b { @if point.measured.is_some() { "Some repetitions were not measured: " } @else { "Not measured: " } } (words(point)) ": " (point.failures.join("; "))

@@ -30,7 +30,7 @@ const fn column(key: &'static str, title: &'static str, scale: f64, digits: usiz
 
 const COLUMNS: [Column; 28] = [
     column("imagesPerSecond", "images/s", 1.0, 1),
-    column("flopsPerRank", "TFLOP/s per rank", 1e-12, 2),
+    column("flopsPerRank", "TFLOP/s per rank", 1e-12, 3),
     column("mfu", "MFU, %", 1e2, 1),
     column("stepSeconds", "step, ms", 1e3, 1),
     column("computeSeconds", "compute, ms", 1e3, 1),
