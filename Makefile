@@ -28,7 +28,7 @@ demo: ## Train a ViT on a local Kubernetes cluster, from one manifest (as root)
 .PHONY: study
 study: build ## Measure a small model at many points on this machine, and write target/study/report.html
 	target/release/vit-cluster digits --out target/digits
-	target/release/vit-trainer study -f examples/studies/digits.yaml --data target/digits --output target/study
+	target/release/vit-trainer study -f examples/studies/arxiv-2602-21081-small.yaml --data target/digits --output target/study
 
 .PHONY: demo-down
 demo-down: ## Remove the demo's cluster and its files

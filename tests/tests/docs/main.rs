@@ -1,4 +1,5 @@
-//! Tests of the pages: links, manifests, commands, explained messages, and generated references.
+//! Tests of the pages: links, manifests, commands, explained messages, generated references, and the
+//! saved study.
 //! Needs the built programs, but no cluster; `api_server` and `end_to_end` apply manifests and run
 //! cluster commands.
 //!
@@ -8,6 +9,7 @@ mod gitops;
 mod invariants;
 mod messages;
 mod reference;
+mod studies;
 mod words;
 
 use std::process::Command;
@@ -83,6 +85,7 @@ fn main() -> Result<()> {
         invariants::TESTS,
         messages::TESTS,
         reference::TESTS,
+        studies::TESTS,
         words::TESTS,
     ];
     for (name, test) in tests.concat() {
