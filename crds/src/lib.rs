@@ -34,6 +34,7 @@ pub mod status;
 )]
 pub mod study;
 pub mod validate;
+pub mod words;
 
 pub use spec::{ViTTrainingJob, ViTTrainingJobSpec};
 pub use status::{Phase, ViTTrainingJobStatus};

@@ -1,6 +1,7 @@
 //! The operator's report on a job.
 
 mod time_spent;
+mod waiting;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::{reasons, types};
 pub use time_spent::{AttemptTime, TimeSpentStatus};
+pub use waiting::{LeftOverGpus, OverduePod, Refusal, RejectedGroup, RejectedNodes, WaitStatus};
 
 /// ViTTrainingJobStatus is the operator's report on a job.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,7 +53,7 @@ pub struct ViTTrainingJobStatus {
     /// admission is the quota granted by Kueue (scheduling.queueName); absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionStatus>,
-    /// placement has the gang's nodes and GPUs, and the rejected groups.
+    /// placement has the gang's nodes and GPUs, the rejected groups, and what the job waits for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
     /// workers counts the gang's pods.
@@ -220,7 +222,7 @@ pub struct AdmissionStatus {
     pub time: Option<Time>,
 }
 
-/// PlacementStatus has the gang's nodes and GPUs, and the rejected groups.
+/// PlacementStatus has the gang's nodes and GPUs, the rejected groups, and what the job waits for.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementStatus {
@@ -242,9 +244,12 @@ pub struct PlacementStatus {
     /// time of the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// rejected are the groups that were not chosen, with reasons; at most 32.
+    /// rejectedGroups are the groups that were not chosen, with reasons; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rejected: Vec<RejectedGroup>,
+    pub rejected_groups: Vec<RejectedGroup>,
+    /// wait is what a job waits for that fits nowhere; its counts and names are updated within a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait: Option<WaitStatus>,
 }
 
 /// StrategyStatus is a gang's parallelism strategy.
@@ -315,18 +320,6 @@ pub struct GpuGroup {
     /// labels are the values of the labels of placement.groupBy.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-}
-
-/// RejectedGroup is a group of nodes that was not chosen, with the reason.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct RejectedGroup {
-    /// group is the GPU product; empty for nodes outside all groups.
-    pub group: String,
-    /// reason as text, with counts.
-    pub reason: String,
-    /// nodes is the number of nodes that the reason applies to.
-    pub nodes: i32,
 }
 
 /// WorkersStatus counts the gang's pods.

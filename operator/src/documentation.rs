@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use contract::FailureClass;
-use planner::policy::node_fit::Refusal;
+use crds::status::Refusal;
 
 use crate::error::Error;
 use crate::fixtures;
@@ -36,8 +36,9 @@ fn every_name_that_users_meet_is_explained() {
     };
     let missing: Vec<&str> = names.into_iter().filter(is_missing).collect();
     assert_eq!(missing, [""; 0]);
-    for reason in Refusal::ALL.map(|refusal| refusal.to_string()) {
-        assert!(PAGE.contains(&reason), "{reason:?} is not in docs/operations.md");
+    for refusal in Refusal::ALL {
+        let words = format!("`{refusal:?}`: {refusal}");
+        assert!(PAGE.contains(&words), "{words:?} is not in docs/operations.md");
     }
 }
 

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::ViTTrainingJob;
-use crds::status::ViTTrainingJobStatus;
+use crds::status::{ViTTrainingJobStatus, WaitStatus};
 use http::Response;
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::Body;
 use planner::policy::placement::{Gpus, Placement};
-use planner::policy::queue::QueueStatus;
 use serde::Serialize;
 use serde_json::json;
 
@@ -111,13 +110,13 @@ pub(crate) fn placement<const NODES: usize>(nodes: [&str; NODES]) -> Placement {
     }
 }
 
-/// The queue status of the only waiting job.
-pub(crate) fn alone() -> QueueStatus {
-    QueueStatus {
+/// The wait of the only waiting job, for two nodes.
+pub(crate) fn alone() -> WaitStatus {
+    WaitStatus {
+        nodes: 2,
         position: 1,
         waiting: 1,
-        reserved_nodes: 0,
-        held_back_for: None,
+        ..WaitStatus::default()
     }
 }
 

@@ -157,7 +157,7 @@ fn apply(planner: &mut Planner, job: ViTTrainingJob) {
     planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
 }
 
-/// How many nodes are promised to a job, with its status message as in a reconcile; `None` if it waits.
+/// How many nodes are promised to a job, with the reasons as in a reconcile; `None` if it waits.
 fn place(planner: &mut Planner, job: &ViTTrainingJob, now: Timestamp) -> Option<usize> {
     let version = job.resource_version();
     match planner.place(&job.uid().unwrap_or_default(), version.as_deref(), 1, now)? {

@@ -74,7 +74,7 @@ fn placement() -> Value {
             "gpusPerNode": 1, "driverMajor": "580"},
         "nodes": ["node1", "node2"],
         "time": "2026-11-22T11:39:50Z",
-        "rejected": [{"group": "NVIDIA-H200", "reason": "only 1 node with 1 free", "nodes": 1}]})
+        "rejectedGroups": [{"group": "NVIDIA-H200", "nodes": 1, "fittingNodes": 1}]})
 }
 
 fn progress() -> Value {
@@ -114,12 +114,14 @@ pub(crate) fn waiting() -> Value {
     json!({
         "phase": "Pending", "attempt": 0,
         "conditions": [condition("Placed", false, "NoFittingGroup",
-            "needs 4 x 1 identical nvidia.com/gpu: NVIDIA-H200 has 1 node with 1 free; Tesla-T4 has 1 node with 1 free, 2 nodes \
-             with too few free GPUs (node0, node1), 1 node cordoned (node5); held back for default/large (2nd of 3 waiting)")],
-        "placement": {"rejected": [
-            {"group": "NVIDIA-H200", "reason": "1 node with 1 free", "nodes": 1},
-            {"group": "Tesla-T4", "nodes": 4, "reason":
-                "1 node with 1 free, 2 nodes with too few free GPUs (node0, node1), 1 node cordoned (node5)"}]},
+            "a sentence that nobody parses")],
+        "placement": {
+            "rejectedGroups": [
+                {"group": "NVIDIA-H200", "nodes": 1, "fittingNodes": 1},
+                {"group": "Tesla-T4", "nodes": 4, "fittingNodes": 1, "reasons": [
+                    {"code": "InUse", "nodes": 2, "names": ["node0", "node1"]},
+                    {"code": "Cordoned", "nodes": 1, "names": ["node5"]}]}],
+            "wait": {"nodes": 4, "position": 2, "waiting": 3, "reservedNodes": 0, "heldBackFor": "default/large"}},
         "workers": {"desired": 0, "ready": 0, "failed": 0}})
 }
 

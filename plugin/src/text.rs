@@ -2,6 +2,7 @@
 
 use console::{Alignment, pad_str};
 use crds::status::FailureStatus;
+pub(crate) use crds::words::counted;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -58,14 +59,6 @@ pub(crate) fn failed_where(failure: &FailureStatus) -> String {
         words += &format!(" (exit code {code})");
     }
     words
-}
-
-/// A number with its noun: `1 node`, `2 nodes`.
-pub(crate) fn counted(number: impl Into<i64>, noun: &str) -> String {
-    match number.into() {
-        1 => format!("1 {noun}"),
-        number => format!("{number} {noun}s"),
-    }
 }
 
 /// The ranks of a pod: `rank 3`, `ranks 0-7`.

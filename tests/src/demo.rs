@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail, ensure};
-use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use crds::{Phase, ViTTrainingJob, ViTTrainingJobSpec, ViTTrainingJobStatus, words};
 use kube::{Api, Client};
 
 use crate::{Cluster, ClusterConfig, ClusterName, cache, cluster, command, digits, operator, root, volumes};
@@ -23,6 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The results.
 struct Outcome {
+    spec: ViTTrainingJobSpec,
     status: ViTTrainingJobStatus,
     /// Both from Prometheus; `None` if the job failed early.
     images_per_second: Option<f64>,
@@ -81,7 +82,7 @@ async fn train(cluster: &Cluster) -> Result<Outcome> {
             .args(["-n", NAMESPACE, "apply", "-f"])
             .arg(&manifest),
     )?;
-    let status = follow(&client).await?;
+    let (spec, status) = follow(&client).await?;
 
     let window = format!("{}s", applied.elapsed().as_secs() + 1);
     let selector = format!(r#"namespace="{NAMESPACE}",job_name="{JOB}""#);
@@ -97,6 +98,7 @@ async fn train(cluster: &Cluster) -> Result<Outcome> {
     let waited = last("vit_sync_seconds_total", r#",kind=~"exposed|straggler""#);
     let sync_share = query(cluster, &format!("sum({waited}) / sum({step_seconds})"))?;
     Ok(Outcome {
+        spec,
         status,
         images_per_second,
         sync_share,
@@ -123,7 +125,7 @@ fn query(cluster: &Cluster, expression: &str) -> Result<Option<f64>> {
 }
 
 /// Follows the job until it ends: a live line on a terminal, a line every few seconds otherwise.
-async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
+async fn follow(client: &Client) -> Result<(ViTTrainingJobSpec, ViTTrainingJobStatus)> {
     let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), NAMESPACE);
     let live = std::io::stderr().is_terminal();
     let began = Instant::now();
@@ -131,7 +133,8 @@ async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
     let mut shown = (String::new(), began);
     while began.elapsed() < DEADLINE {
         poll.tick().await;
-        let Some(status) = jobs.get(JOB).await?.status else {
+        let job = jobs.get(JOB).await?;
+        let Some(status) = job.status else {
             continue;
         };
         let line = progress_line(&status);
@@ -145,7 +148,7 @@ async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
             if live {
                 say("");
             }
-            return Ok(status);
+            return Ok((job.spec, status));
         }
     }
     bail!("the job has not finished after {} s", DEADLINE.as_secs())
@@ -191,6 +194,7 @@ fn progress_line(status: &ViTTrainingJobStatus) -> String {
 #[expect(clippy::print_stdout, reason = "the summary is the demo's result")]
 fn print(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     let Outcome {
+        spec,
         status,
         images_per_second,
         sync_share,
@@ -216,13 +220,9 @@ fn print(cluster: &Cluster, outcome: &Outcome, took: Duration) {
         );
     }
     println!("  placed on  {} ({})", placement.nodes.join(", "), group.product);
-    for rejected in &placement.rejected {
-        let name = if rejected.group.is_empty() {
-            "other nodes"
-        } else {
-            &rejected.group
-        };
-        println!("  refused    {name}: {}", rejected.reason);
+    for rejected in &placement.rejected_groups {
+        let why = words::rejects(spec, rejected, true);
+        println!("  refused    {}: {why}", rejected.name());
     }
     println!("  accuracy   {accuracy:.4} held out");
     println!("  throughput {images_per_second:.0} images/s over all ranks (Prometheus)");

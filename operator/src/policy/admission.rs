@@ -29,8 +29,10 @@ pub(crate) enum AdmissionState {
     /// Kueue's objects are not listed yet.
     Unknown,
     Absent,
-    /// It waits, with Kueue's message.
-    Waits(String),
+    /// Its Workload asks for something else, or is over; only a decision knows.
+    Outdated,
+    /// It waits, with Kueue's message if there is one.
+    Waits(Option<String>),
     /// It is evicted, with Kueue's message.
     Evicted(String),
     /// Its quota is of this flavor, which does not exist.
@@ -39,13 +41,9 @@ pub(crate) enum AdmissionState {
 }
 
 impl AdmissionState {
-    /// Why a gang must release its GPUs, if it must. If nothing is known, it keeps them.
-    pub(crate) fn ends_gang(&self) -> Option<&str> {
-        match self {
-            Self::NotAsked | Self::Unknown | Self::NoFlavor(_) | Self::Granted(_) => None,
-            Self::Absent => Some("its Workload is gone"),
-            Self::Waits(words) | Self::Evicted(words) => Some(words),
-        }
+    /// Whether a gang must release its GPUs. If nothing is known, it keeps them.
+    pub(crate) fn ends_gang(&self) -> bool {
+        matches!(self, Self::Absent | Self::Waits(_) | Self::Evicted(_))
     }
 }
 
@@ -71,8 +69,7 @@ pub(crate) fn admission_state(valid: &ValidatedJob, queue: &Queue) -> AdmissionS
     }
     if workload.has(conditions::ADMITTED).is_none() || workload.has(conditions::FINISHED).is_some() {
         let known = evicted.or_else(|| workload.condition(conditions::QUOTA_RESERVED));
-        let words = known.map_or("Kueue has not looked at it yet", |condition| &condition.message);
-        return AdmissionState::Waits(words.into());
+        return AdmissionState::Waits(known.map(|condition| condition.message.clone()));
     }
     granted(workload, &queue.flavors).map_or_else(AdmissionState::NoFlavor, AdmissionState::Granted)
 }

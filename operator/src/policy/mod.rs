@@ -15,3 +15,4 @@ pub(crate) mod strategy;
 pub(crate) mod suspend;
 pub(crate) mod time_spent;
 pub(crate) mod ttl;
+pub(crate) mod waiting;

@@ -1,11 +1,12 @@
 //! When a starting gang times out, and when it is placed again because a node no longer fits.
 
 use contract::FailureClass;
+use crds::status::Refusal;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
 use planner::facts::resources::{Holder, hold};
-use planner::policy::node_fit::{Refusal, refusal};
+use planner::policy::node_fit::refusal;
 use planner::policy::request::Shape;
 
 use super::failure::Failure;

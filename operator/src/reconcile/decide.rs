@@ -28,8 +28,8 @@ use crds::conditions::{reasons, types};
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob};
 use jiff::SignedDuration;
+use planner::Decision;
 use planner::policy::placement::Placement;
-use planner::{Decision, Waiting};
 
 use super::next::Next;
 use super::observation::Observation;
@@ -41,7 +41,7 @@ use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::{StopReason, stop_wanted};
-use crate::policy::{deadline, strategy};
+use crate::policy::{deadline, strategy, waiting};
 use follow::{follow, verdict_on};
 use over::after_the_end;
 use queue::queue;
@@ -85,9 +85,9 @@ pub(crate) fn decide(
         return halt(seen, &stop);
     }
     let admission = admission_state(valid, &seen.queue);
-    let is_evicted = admission.ends_gang().is_some();
-    if let (Phase::Starting | Phase::Running, Some(words)) = (phase, admission.ends_gang()) {
-        return halt(seen, &StopReason::Evict(words.into()));
+    let is_evicted = admission.ends_gang();
+    if is_evicted && matches!(phase, Phase::Starting | Phase::Running) {
+        return halt(seen, &StopReason::Evict(waiting::no_quota(&admission).into()));
     }
     let place_now = || {
         drain(seen, valid.node_lost_after)
@@ -96,7 +96,7 @@ pub(crate) fn decide(
                 let attempt = seen.newest_attempt() + 1;
                 match place(attempt) {
                     Some(Decision::Placed(placement)) => placed(seen, valid, attempt, &placement),
-                    Some(Decision::Waits(waiting)) => wait(seen, &waiting, vec![]),
+                    Some(Decision::Waits(waiting)) => wait(seen, Next::of(seen).waits(&waiting), vec![]),
                     None => Next::of(seen).record(CATCH_UP),
                 }
             })
@@ -161,10 +161,10 @@ fn placed(seen: &Observation, valid: &ValidatedJob, attempt: i32, placement: &Pl
         .record(IN_MOTION)
 }
 
-fn wait(seen: &Observation, waiting: &Waiting, writes: Vec<Write>) -> Step {
+fn wait(seen: &Observation, next: Next<'_>, writes: Vec<Write>) -> Step {
     let left = deadline::left_to_wait(&seen.job, seen.now).map(std_duration);
     let again = left.map_or(WAITING, |left| WAITING.min(left.max(CATCH_UP)));
-    Next::of(seen).waits(waiting).act(writes, again)
+    next.act(writes, again)
 }
 
 /// A suspended job asks for no quota.

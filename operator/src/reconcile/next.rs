@@ -8,28 +8,28 @@ use contract::{FailureClass, Measurement};
 use crds::conditions::types::{COMPLETE, FAILED, MEASURED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
-    AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, StrategyStatus, ViTTrainingJobStatus,
-    WorkersStatus,
+    AdmissionStatus, FailureStatus, MixedGroup, OverduePod, PlacementStatus, StrategyStatus,
+    ViTTrainingJobStatus, WaitStatus, WorkersStatus,
 };
-use crds::{Phase, labels};
+use crds::{Phase, labels, words};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use planner::Waiting;
 use planner::policy::placement::{Gpus, Placement};
-use planner::policy::queue::is_news;
 use planner::policy::slow_nodes;
 
 use super::observation::Observation;
 use super::step::{Step, Write};
+use crate::policy::admission::AdmissionState;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{Fetch, PodState, PodView};
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::StopReason;
-use crate::policy::{failed_nodes, mixed_gpus, strategy, time_spent};
+use crate::policy::{failed_nodes, mixed_gpus, strategy, time_spent, waiting};
 use progress::{count, record_progress, with_nodes};
 
-/// Most overdue pods named in a message.
-const OVERDUE_NAMED: usize = 4;
+/// Most overdue pods in a status.
+const OVERDUE_IN_STATUS: usize = 16;
 
 /// The next status, in the making.
 pub(super) struct Next<'a> {
@@ -113,7 +113,7 @@ impl<'a> Next<'a> {
         strategy: Option<StrategyStatus>,
     ) -> Self {
         self.revive();
-        let overdue = self.overdue();
+        let overdue = words::overdue(&self.overdue());
         let balance = self.seen.job.spec.training.balance;
         let nodes = placement.nodes.join(", ");
         let (group, mixed, reason, message) = match &placement.gpus {
@@ -158,7 +158,8 @@ impl<'a> Next<'a> {
             strategy,
             time: Some(Time(self.seen.now)),
             nodes: placement.nodes.iter().map(ToString::to_string).collect(),
-            rejected: placement.rejected.clone(),
+            rejected_groups: placement.rejected.clone(),
+            wait: None,
         });
         self.set(PLACED, true, reason, &message);
         self.set(RUNNING, false, reasons::PODS_STARTING, "pods are being created");
@@ -194,48 +195,49 @@ impl<'a> Next<'a> {
     }
 
     /// The gang gets no GPUs now.
-    pub(super) fn waits(mut self, waiting: &Waiting) -> Self {
-        self.revive();
-        let overdue = self.overdue();
-        self.status.phase = Some(Phase::Pending);
-        self.clear_workers();
-        let (rejected, reason, message, what_for) = match waiting {
-            Waiting::NoFit { why, queue } => (
-                why.rejected.clone(),
-                reasons::NO_FITTING_GROUP,
-                queue.added_to(&format!("{}{overdue}", why.message)),
-                "waits for a group of identical GPUs that fits the gang",
-            ),
-            Waiting::NoPriorityClass(class) => (
-                vec![],
-                reasons::NO_PRIORITY_CLASS,
-                format!(
-                    "spec.workers.priorityClassName is {class}: no such PriorityClass exists; create it, or a job \
-                     with another"
-                ),
-                "waits for its priority class",
-            ),
-            Waiting::InQueue(why) => {
-                self.status.admission = None;
-                (
-                    vec![],
-                    reasons::IN_QUEUE,
-                    why.clone(),
-                    "waits in a queue of Kueue",
+    pub(super) fn waits(self, waiting: &Waiting) -> Self {
+        match waiting {
+            Waiting::NoFit { rejected, wait } => {
+                let wait = WaitStatus {
+                    overdue_pods: self.overdue(),
+                    ..wait.clone()
+                };
+                let message = words::waits(&self.seen.job.spec, &wait, Some(rejected));
+                let placement = PlacementStatus {
+                    rejected_groups: rejected.clone(),
+                    wait: Some(wait),
+                    ..PlacementStatus::default()
+                };
+                let what_for = "waits for a group of identical GPUs that fits the gang";
+                self.unplaced(placement, reasons::NO_FITTING_GROUP, &message, what_for)
+            }
+            Waiting::NoPriorityClass(class) => {
+                let message = waiting::no_priority_class(class);
+                let none = PlacementStatus::default();
+                self.unplaced(
+                    none,
+                    reasons::NO_PRIORITY_CLASS,
+                    &message,
+                    "waits for its priority class",
                 )
             }
-        };
-        self.status.placement = Some(PlacementStatus {
-            rejected,
-            ..PlacementStatus::default()
-        });
-        // Another queue position alone is not news: it is written with the next change.
-        let message = self
-            .status
-            .condition(PLACED)
-            .filter(|last| last.reason == reason && !is_news(&last.message, &message))
-            .map_or(message, |last| last.message.clone());
-        self.set(PLACED, false, reason, &message);
+        }
+    }
+
+    /// Kueue has granted no quota.
+    pub(super) fn in_queue(mut self, queue: &str, state: &AdmissionState) -> Self {
+        self.status.admission = None;
+        let message = waiting::in_queue(queue, state);
+        let none = PlacementStatus::default();
+        self.unplaced(none, reasons::IN_QUEUE, &message, "waits in a queue of Kueue")
+    }
+
+    fn unplaced(mut self, placement: PlacementStatus, reason: &str, message: &str, what_for: &str) -> Self {
+        self.revive();
+        self.status.phase = Some(Phase::Pending);
+        self.clear_workers();
+        self.status.placement = Some(placement);
+        self.set(PLACED, false, reason, message);
         self.set(RUNNING, false, reasons::NO_PODS, what_for);
         self
     }
@@ -447,7 +449,7 @@ impl<'a> Next<'a> {
         self.status.placement = None;
         self.status.start_time = None;
         self.clear_workers();
-        let overdue = self.overdue();
+        let overdue = words::overdue(&self.overdue());
         let message = match overdue.as_str() {
             "" => "spec.suspend is set; the job holds no GPUs".into(),
             overdue => format!("spec.suspend is set{overdue}"),
@@ -458,28 +460,15 @@ impl<'a> Next<'a> {
         self
     }
 
-    /// The part of a message about GPUs that names overdue pods, which are not waited for.
-    fn overdue(&self) -> String {
+    /// Pods of the job that keep GPUs and are not waited for.
+    fn overdue(&self) -> Vec<OverduePod> {
         let pods = self.seen.pods.iter();
         let mut pods: Vec<&PodView> = pods.filter(|pod| self.seen.is_overdue(pod)).collect();
-        if pods.is_empty() {
-            return String::new();
-        }
         pods.sort_unstable_by_key(|pod| (pod.attempt, pod.node_rank));
-        let mut named: Vec<String> = pods
-            .iter()
-            .take(OVERDUE_NAMED)
-            .map(|pod| {
-                let node = pod.node.as_deref().unwrap_or("an unknown node");
-                format!("pod {} on node {node}", pod.name)
-            })
-            .collect();
-        if pods.len() > OVERDUE_NAMED {
-            named.push(format!("{} more", pods.len() - OVERDUE_NAMED));
-        }
-        format!(
-            "; the GPUs of {} stay in use: deleted, but not ended in time",
-            named.join(", ")
-        )
+        let overdue = |pod: &PodView| OverduePod {
+            name: pod.name.clone(),
+            node: pod.node.clone(),
+        };
+        pods.into_iter().take(OVERDUE_IN_STATUS).map(overdue).collect()
     }
 }

@@ -1,10 +1,11 @@
 //! The next actions for a study. Pure.
 
+use crds::status::Refusal;
 use crds::{Phase, ViTTrainingJob};
 use jiff::SignedDuration;
 use kube::ResourceExt as _;
 use planner::facts::inventory::NodeHealth;
-use planner::policy::node_fit::{Refusal, Verdict, verdict};
+use planner::policy::node_fit::{Verdict, verdict};
 use planner::policy::request::Shape;
 use study::{Plan, RunState, StudyJob};
 

@@ -10,11 +10,12 @@ mod cluster_state;
 mod jobs;
 mod pass;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crds::ViTTrainingJob;
+use crds::status::{RejectedGroup, WaitStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -27,8 +28,8 @@ use crate::facts::fleet::Promise;
 use crate::facts::inventory::{Inventory, NodeHealth};
 use crate::facts::listing::Listing;
 use crate::facts::priority::PriorityClasses;
-use crate::policy::placement::{Placement, Unplaceable};
-use crate::policy::queue::{Order, QueueStatus, Waiter};
+use crate::policy::placement::Placement;
+use crate::policy::queue::{Order, Waiter};
 use crate::policy::request::{GangRequest, Shape};
 use cluster_state::ClusterState;
 use jobs::Job;
@@ -51,15 +52,13 @@ pub enum Decision {
 pub enum Waiting {
     /// No group fits.
     NoFit {
-        /// The reason, by group.
-        why: Unplaceable,
-        /// Its place in the queue.
-        queue: QueueStatus,
+        /// The reasons, by group.
+        rejected: Vec<RejectedGroup>,
+        /// What it waits for, and its place in the queue.
+        wait: WaitStatus,
     },
     /// No PriorityClass of this name exists: the API server would refuse the pods.
     NoPriorityClass(String),
-    /// Kueue has not admitted it, for this reason.
-    InQueue(String),
 }
 
 /// The planner, shared by the watches and all rounds.
@@ -199,8 +198,8 @@ impl Planner {
         self.replan(now);
         Some(match self.pass.outcome(&waiter.order)? {
             Err(wait) => Decision::Waits(Waiting::NoFit {
-                why: Unplaceable::new(&waiter.request, &wait.reasons),
-                queue: self.pass.queue_status(&waiter.order, wait),
+                rejected: wait.reasons.rejections(&waiter.request, &BTreeSet::new()),
+                wait: self.pass.wait_status(&waiter, wait),
             }),
             Ok((placement, reasons)) => {
                 let placement = placement.clone().explained(&waiter.request, reasons);

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crds::spec::Homogeneity;
+use crds::status::WaitStatus;
 use jiff::Timestamp;
 
 use super::cluster_state::ClusterState;
 use crate::policy::placement::{Claim, Gpus, Placement, Reasons};
-use crate::policy::queue::{Order, PATIENCE, QueueStatus, Waiter};
+use crate::policy::queue::{Order, PATIENCE, Waiter};
 use crate::policy::request::Shape;
 
 /// A pass's decision about a job: its placement, with the reasons against other groups.
@@ -54,12 +55,16 @@ impl Pass {
         self.patient_until.is_some_and(|until| until <= now)
     }
 
-    pub(crate) fn queue_status(&self, job: &Order, wait: &Wait) -> QueueStatus {
-        QueueStatus {
-            position: self.waiting.partition_point(|other| other < job) + 1,
-            waiting: self.waiting.len(),
-            reserved_nodes: wait.reserved_nodes,
+    pub(crate) fn wait_status(&self, job: &Waiter, wait: &Wait) -> WaitStatus {
+        let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+        WaitStatus {
+            nodes: count(job.request.nodes),
+            max_nodes: job.request.larger.first().copied().map(count),
+            position: count(self.waiting.partition_point(|other| *other < job.order) + 1),
+            waiting: count(self.waiting.len()),
+            reserved_nodes: count(wait.reserved_nodes),
             held_back_for: wait.held_back_for.as_deref().map(Into::into),
+            overdue_pods: vec![],
         }
     }
 

@@ -277,7 +277,7 @@ fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come
     let early = late - jiff::SignedDuration::from_secs(1);
     let place = |planner: &mut Planner, name: &str, now| match planner.decide(name, 1, now) {
         Decision::Placed(placement) => Ok(placement.nodes.join(" ")),
-        Decision::Waits(Waiting::NoFit { queue, .. }) => Err(queue),
+        Decision::Waits(Waiting::NoFit { wait, .. }) => Err(wait),
         Decision::Waits(other) => panic!("{name}: {other:?}"),
     };
     assert!(place(&mut planner, "large", early).is_err());

@@ -1,73 +1,15 @@
 //! Whether a node fits a pod of a gang, why not, and the group of its GPUs.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crds::spec::Homogeneity;
-use crds::status::GpuGroup;
+use crds::status::{GpuGroup, Refusal};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use super::request::{Avoidance, Shape};
 use crate::facts::gpu_labels::GpuLabels;
 use crate::facts::inventory::{NodeFacts, NodeHealth};
 use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
-
-/// Defines [`Refusal`] from its variants and their texts.
-macro_rules! refusals {
-    ($($name:ident => $words:literal,)+) => {
-        /// Why a node does not fit a pod of the gang, in the order of checks and lists.
-        /// `status.placement.rejected` shows its [`Display`](fmt::Display).
-        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-        pub enum Refusal {
-            $(#[doc = concat!("A node ", $words, ".")] $name,)+
-        }
-
-        impl Refusal {
-            /// All reasons, in order.
-            pub const ALL: [Self; [$(Self::$name,)+].len()] = [$(Self::$name,)+];
-        }
-
-        impl fmt::Display for Refusal {
-            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(match self {
-                    $(Self::$name => $words,)+
-                })
-            }
-        }
-    };
-}
-
-refusals! {
-    NotNamed => "not named by placement.nodes",
-    Excluded => "excluded by placement.excludeNodes",
-    FailedBefore => "where attempts of this job failed",
-    WasSlow => "where a rank of this job was slow",
-    // Or without those of the flavors that Kueue assigned.
-    SelectorMismatch => "without the labels of workers.nodeSelector",
-    NoTopologyLabel => "without the label of placement.topology.required",
-    NoProductLabel => "without a label that names the GPU product",
-    // An elastic gang fits on GPUs of its last group.
-    OtherGpus => "with other GPUs than the gang had",
-    OtherProduct => "not in placement.gpu.products",
-    MemoryUnknown => "without a label with the GPU memory, which placement.gpu asks for",
-    TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
-    Shared => "with shared GPUs or MIG slices",
-    Mixed => "with GPUs of several models",
-    TooFewGpus => "with fewer GPUs than workers.gpusPerNode",
-    NotReady => "not ready",
-    Cordoned => "cordoned",
-    Tainted => "with a taint that is not tolerated",
-    Unhealthy => "with unhealthy GPUs",
-    InUse => "with too few free GPUs",
-    NoCpu => "with too little free cpu",
-    NoMemory => "with too little free memory",
-    NoStorage => "with too little free ephemeral-storage",
-    NoPodSlot => "with no room for another pod",
-    HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
-    // Network devices, huge pages.
-    NoOtherResource => "with too little of another resource that a pod asks for",
-    Reserved => "reserved for a job that waits longer or has a higher priority",
-}
 
 /// The amount of the GPU resource.
 pub(crate) fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {

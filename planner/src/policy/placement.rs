@@ -49,33 +49,14 @@ pub enum Gpus {
     Mixed(BTreeMap<GpuGroup, usize>),
 }
 
-/// Why a gang does not fit now.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Unplaceable {
-    /// The groups, with the reason for each.
-    pub rejected: Vec<RejectedGroup>,
-    /// All reasons in one sentence.
-    pub message: String,
-}
-
-impl Unplaceable {
-    pub(crate) fn new(request: &GangRequest, reasons: &Reasons) -> Self {
-        let rejected = reasons.rejections(request, &BTreeSet::new());
-        Self {
-            message: explain::message(request, reasons, &rejected),
-            rejected,
-        }
-    }
-}
-
-/// Places a single gang.
-pub fn place(request: &GangRequest, inventory: &Inventory) -> Result<Placement, Unplaceable> {
+/// Places a single gang, or says why each group rejects it.
+pub fn place(request: &GangRequest, inventory: &Inventory) -> Result<Placement, Vec<RejectedGroup>> {
     let mut view = View::new(Arc::clone(&request.shape), inventory);
     let choice = view.choose(request);
     let reasons = view.reasons();
     match choice {
         Some(choice) => Ok(choice.explained(request, &reasons)),
-        None => Err(Unplaceable::new(request, &reasons)),
+        None => Err(reasons.rejections(request, &BTreeSet::new())),
     }
 }
 

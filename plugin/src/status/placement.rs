@@ -1,7 +1,7 @@
 //! A job's nodes, ranks, rejected groups and queue.
 
-use crds::Phase;
 use crds::status::{GpuGroup, MixedGroup, PlacementStatus, ViTTrainingJobStatus};
+use crds::{Phase, words};
 
 use super::View;
 use super::screen::{LEFT, Screen};
@@ -52,13 +52,10 @@ pub(super) fn placed(
         );
     }
     if status.phase == Some(Phase::Pending) || is_wide || holds_gpus {
-        for (index, group) in placement.rejected.iter().enumerate() {
-            let name = match group.group.as_str() {
-                "" => "no group",
-                name => name,
-            };
+        for (index, group) in placement.rejected_groups.iter().enumerate() {
             let title = if index == 0 { "refused" } else { "" };
-            let line = wrapped(&format!("{name}: {}", group.reason), paint.width, LEFT + 2);
+            let why = words::rejects(&view.job.spec, group, !placement.nodes.is_empty());
+            let line = wrapped(&format!("{}: {why}", group.name()), paint.width, LEFT + 2);
             screen.raw(title, &line);
         }
     }

@@ -2,7 +2,7 @@
 
 use contract::{FailureClass, Memory};
 use crds::conditions::reasons;
-use planner::policy::node_fit::Refusal;
+use crds::status::Refusal;
 
 use Advice::{Kubectl, KubectlCluster, Vit, Words};
 
@@ -319,7 +319,7 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         | Refusal::TooLittleGpuMemory
         | Refusal::NotNamed
         | Refusal::Excluded => Words("the job's manifest excludes these nodes"),
-        Refusal::FailedBefore | Refusal::WasSlow | Refusal::OtherGpus => return None,
+        Refusal::FailedBefore | Refusal::WasSlow | Refusal::OtherGpus | Refusal::Unknown => return None,
     })
 }
 

@@ -3,12 +3,11 @@
 use contract::FailureClass;
 use crds::conditions::{reasons, types};
 use crds::spec::CONTROLLER;
-use crds::status::{RejectedGroup, ViTTrainingJobStatus};
-use crds::{Phase, ViTTrainingJob};
+use crds::status::{Refusal, RejectedNodes, ViTTrainingJobStatus};
+use crds::{Phase, ViTTrainingJob, words};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
-use planner::policy::node_fit::Refusal;
 
 use super::advice::{self, Advice};
 use super::{Step, Why};
@@ -182,16 +181,15 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     let Some(placement) = &status.placement else {
         return;
     };
-    why.refused.clone_from(&placement.rejected);
-    if !why.refused.is_empty() {
-        // The message repeats the groups; it only adds the position in the queue.
-        why.message = why.message.take().and_then(|message| beside_groups(&message));
+    let rejected = &placement.rejected_groups;
+    why.refused.clone_from(rejected);
+    if let Some(wait) = &placement.wait {
+        // The groups are shown separately.
+        let none = rejected.is_empty().then_some(&rejected[..]);
+        why.message = Some(words::waits(&job.spec, wait, none));
     }
-    let refusals = Refusal::ALL
-        .into_iter()
-        .filter(|refusal| is_among(*refusal, &placement.rejected))
-        .take(REFUSALS_ADVISED);
-    for refusal in refusals {
+    let is_among = |refusal: &Refusal| nodes_refused(status).any(|nodes| nodes.code == *refusal);
+    for refusal in Refusal::ALL.into_iter().filter(is_among).take(REFUSALS_ADVISED) {
         if let Some(advice) = advice::of_refusal(refusal) {
             let step = names.step(advice);
             why.next.push(Step {
@@ -200,7 +198,7 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
             });
         }
     }
-    if placement.rejected.is_empty() && why.reason.as_deref() == Some(reasons::NO_FITTING_GROUP) {
+    if rejected.is_empty() && placement.wait.is_some() {
         let words = format!(
             "no node has {}: install the device plugin of the GPUs' vendor, or name another resource in \
              workers.gpuResource",
@@ -211,38 +209,20 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     }
 }
 
-/// Whether any group is refused for that reason.
-fn is_among(refusal: Refusal, rejected: &[RejectedGroup]) -> bool {
-    let words = refusal.to_string();
-    rejected.iter().any(|group| group.reason.contains(&words))
-}
-
-/// A waiting job's message without the groups, which `status.placement.rejected` has.
-pub(super) fn beside_groups(message: &str) -> Option<String> {
-    let (needs, rest) = message.split_once(": ")?;
-    let reserved = rest.find(" nodes are reserved for it");
-    let reserved = reserved.and_then(|end| rest[..end].rfind("; "));
-    let parts = [
-        reserved,
-        rest.find("; held back for "),
-        rest.find("; the GPUs of "),
-        rest.rfind(" (").filter(|_| rest.ends_with(" waiting)")),
-    ];
-    let after = parts.into_iter().flatten().min();
-    let after = after.map_or("", |start| &rest[start..]);
-    Some(format!("{needs}{after}"))
+/// The nodes that do not fit, by reason, of all groups.
+fn nodes_refused(status: &ViTTrainingJobStatus) -> impl Iterator<Item = &RejectedNodes> {
+    let groups = status
+        .placement
+        .iter()
+        .flat_map(|placement| &placement.rejected_groups);
+    groups.flat_map(|group| &group.reasons)
 }
 
 /// The first cordoned or unready node named for a rejected group.
 fn refused_node(status: &ViTTrainingJobStatus) -> Option<String> {
-    let rejected = &status.placement.as_ref()?.rejected;
-    [Refusal::Cordoned, Refusal::NotReady].iter().find_map(|refusal| {
-        let words = format!("{refusal} (");
-        rejected.iter().find_map(|group| {
-            let start = group.reason.find(&words)? + words.len();
-            let end = group.reason[start..].find([',', ')'])?;
-            Some(group.reason[start..start + end].to_owned())
-        })
+    [Refusal::Cordoned, Refusal::NotReady].iter().find_map(|code| {
+        let nodes = nodes_refused(status).find(|nodes| nodes.code == *code)?;
+        nodes.names.first().cloned()
     })
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         Some(format) if format.is_object() => {
             output::object(&why, &[arguments.job.qualified()], format)?;
         }
-        _ => output::print(&render(&why, Paint::of_stdout()))?,
+        _ => output::print(&render(&job, &why, Paint::of_stdout()))?,
     }
     Ok(Exit::Done)
 }

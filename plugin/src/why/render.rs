@@ -1,11 +1,13 @@
 //! The explanation as text.
 
+use crds::{ViTTrainingJob, words};
+
 use super::Why;
 use crate::paint::Paint;
 use crate::text::{counted, wrapped};
 
 /// The explanation for a terminal.
-pub(crate) fn render(why: &Why, paint: Paint) -> String {
+pub(crate) fn render(job: &ViTTrainingJob, why: &Why, paint: Paint) -> String {
     let since = why
         .since
         .iter()
@@ -28,12 +30,9 @@ pub(crate) fn render(why: &Why, paint: Paint) -> String {
     if !why.refused.is_empty() {
         text += &format!("\n{}\n", paint.bold("Groups of GPUs that do not fit"));
         for group in &why.refused {
-            let name = match group.group.as_str() {
-                "" => "no group",
-                name => name,
-            };
+            let (name, message) = (group.name(), words::rejects(&job.spec, group, false));
             let nodes = counted(group.nodes, "node");
-            let line = wrapped(&format!("{name} ({nodes}): {}", group.reason), paint.width, 4);
+            let line = wrapped(&format!("{name} ({nodes}): {message}"), paint.width, 4);
             let named = line.strip_prefix(name).unwrap_or(&line);
             text += &format!("  {}{named}\n", paint.accent(name));
         }

@@ -1,7 +1,6 @@
 use crds::ViTTrainingJob;
 use serde_json::{Value, json};
 
-use super::explain::beside_groups;
 use super::*;
 use crate::fixtures::{
     assert_contains, done, job, now, out_of_memory, place, queued, suspended, training, waiting,
@@ -12,7 +11,7 @@ fn explained(job: &ViTTrainingJob) -> Why {
 }
 
 fn shown(job: &ViTTrainingJob) -> String {
-    render(&explained(job), Paint::plain(110))
+    render(job, &explained(job), Paint::plain(110))
 }
 
 /// A status with one decisive condition.
@@ -107,7 +106,7 @@ fn a_missing_resource_is_explained() {
         "Placed False NoFittingGroup",
         "needs 2 x 1 identical nvidia.com/gpu: no node has nvidia.com/gpu",
     );
-    status["placement"] = json!({});
+    status["placement"] = json!({"wait": {"nodes": 2, "position": 1, "waiting": 1, "reservedNodes": 0}});
     let text = shown(&job(status));
     assert_contains(&text, "no node has nvidia.com/gpu: install the device plugin");
 }
@@ -142,27 +141,4 @@ fn a_reason_of_a_newer_operator_is_passed_on() {
         "The operator reports Meditates, a reason that is newer than this plugin."
     );
     assert_eq!(why.message.as_deref(), Some("for a while"));
-}
-
-#[test]
-fn of_a_message_with_groups_the_rest_is_kept() {
-    let of = |message: &str| beside_groups(message).expect("has groups");
-    assert_eq!(
-        of("needs 4 x 1 identical nvidia.com/gpu: A has 1 node with 1 free; B has 2 nodes cordoned (a, b)"),
-        "needs 4 x 1 identical nvidia.com/gpu"
-    );
-    assert_eq!(
-        of(
-            "needs 4 x 1 identical nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are reserved for it; \
-            held back for x/y (2nd of 3 waiting)"
-        ),
-        "needs 4 x 1 identical nvidia.com/gpu; 8 nodes are reserved for it; held back for x/y (2nd of 3 waiting)"
-    );
-    assert_eq!(
-        of(
-            "needs 1 x 1 nvidia.com/gpu: A has 1 node cordoned (a); the GPUs of pod p on node n stay in use: deleted, but not \
-            ended in time"
-        ),
-        "needs 1 x 1 nvidia.com/gpu; the GPUs of pod p on node n stay in use: deleted, but not ended in time"
-    );
 }

@@ -282,15 +282,16 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
     ensure!(job.metadata.managed_fields.is_none(), "managedFields are shown");
     vit(cluster, &["status", "digits", "-n", place, "--exit-code"])?.check(5, &["Running"])?;
 
-    let words =
-        "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node cordoned (node5) (2nd of 3 waiting)";
-    let mut waits = with(
-        running(),
-        "Pending",
-        condition("Placed", "False", "NoFittingGroup", words),
+    let placed = condition(
+        "Placed",
+        "False",
+        "NoFittingGroup",
+        "a sentence that nobody parses",
     );
-    waits["placement"] = json!({"nodes": null, "group": null, "rejected": [
-        {"group": "Tesla-T4", "reason": "1 node cordoned (node5)", "nodes": 1}]});
+    let mut waits = with(running(), "Pending", placed);
+    waits["placement"] = json!({"nodes": null, "group": null, "rejectedGroups": [
+        {"group": "Tesla-T4", "nodes": 1, "fittingNodes": 0, "reasons": [{"code": "Cordoned", "nodes": 1, "names": ["node5"]}]}],
+        "wait": {"nodes": 2, "position": 2, "waiting": 3, "reservedNodes": 0}});
     waits["workers"] = json!({"desired": 0, "ready": 0, "failed": 0});
     write_status(cluster, place, "digits", waits)?;
     told(
@@ -298,7 +299,7 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
         &[
             "Pending",
             "waits for GPUs",
-            "2nd of 3 waiting",
+            "position 2 of 3",
             "refused",
             "1 node cordoned (node5)",
             "kubectl vit nodes --job digits -n vit-status",

@@ -119,8 +119,12 @@ pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result
         namespace.create("low", spec(Some("vit-low"), 1))?;
         waits("low")?;
         namespace.create("high", spec(Some("vit-high"), 1))?;
-        let told = message(&waits("high")?, "Placed");
-        ensure!(told.ends_with("(1st of 2 waiting)"), "{told}");
+        let wait = waits("high")?.placement.and_then(|placement| placement.wait);
+        let place = wait.map(|wait| (wait.position, wait.waiting));
+        ensure!(
+            place == Some((1, 2)),
+            "position and number of waiting jobs: {place:?}"
+        );
         namespace.kubectl(["delete", "vtj", "first"])?;
         let low = namespace.wait_phase("low", Phase::Succeeded)?;
         let high = namespace.wait_phase("high", Phase::Succeeded)?;

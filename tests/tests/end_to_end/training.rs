@@ -21,13 +21,13 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     ensure!(group.product == "Tesla-T4", "placed on {group:?}");
     ensure!(placement.nodes.len() == 2, "nodes: {:?}", placement.nodes);
     let refused = placement
-        .rejected
+        .rejected_groups
         .iter()
         .find(|rejected| rejected.group.contains("NVIDIA-H200"));
     ensure!(
         refused.is_some_and(|refused| refused.nodes == 1),
         "refused: {:?}",
-        placement.rejected
+        placement.rejected_groups
     );
 
     for (condition, value) in [("Complete", "True"), ("Running", "False"), ("Placed", "False")] {

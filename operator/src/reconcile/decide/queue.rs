@@ -27,58 +27,41 @@ pub(super) fn queue(
     let name = valid.spec.scheduling.queue_name.as_ref()?;
     let workload = seen.queue.workload.as_ref();
     let recorded = status.admission.as_ref();
-    let waits = |why: String, writes: Vec<Write>| Some(wait(seen, &Waiting::InQueue(why), writes));
+    let waits =
+        |state: &AdmissionState, writes| Some(wait(seen, Next::of(seen).in_queue(name, state), writes));
     match &admission {
-        AdmissionState::Evicted(words) => {
+        AdmissionState::Evicted(_) => {
             let released = workload.map(|workload| workload::released(workload, seen.now).into());
             let writes = released.map(Write::UpdateWorkload).into_iter().collect();
-            return waits(format!("its Workload waits in queue {name}: {words}"), writes);
+            return waits(&admission, writes);
         }
         // An operator that has just started will know soon.
         AdmissionState::Unknown if recorded.is_some() => {
             return Some(Next::of(seen).record(LISTING));
         }
-        AdmissionState::Unknown => {
-            let why = format!(
-                "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
-                 newer, run the operator with --kueue=true, or create the job without a queue"
-            );
-            return waits(why, vec![]);
-        }
+        AdmissionState::Unknown => return waits(&admission, vec![]),
         _ => {}
     }
     let delete = || workload.cloned().map(Write::DeleteWorkload).into_iter().collect();
     // Without its class the priority is unknown; the Workload is created again once the class exists.
     let Some(priority) = seen.queue.priority else {
         let class = valid.spec.workers.priority_class_name.clone().unwrap_or_default();
-        return Some(wait(seen, &Waiting::NoPriorityClass(class), delete()));
+        let next = Next::of(seen).waits(&Waiting::NoPriorityClass(class));
+        return Some(wait(seen, next, delete()));
     };
     let wanted = workload::build(&seen.job, valid, priority);
     if workload.is_some_and(|workload| !is_current(workload, &wanted)) {
-        let why = format!("its Workload in queue {name} is outdated or finished and will be recreated");
-        return waits(why, delete());
+        return waits(&AdmissionState::Outdated, delete());
     }
-    match admission {
-        AdmissionState::Granted(granted) if is_recorded(&granted, recorded) => None,
-        AdmissionState::Granted(granted) => Some(Next::of(seen).admitted(&granted).record(IN_MOTION)),
+    match &admission {
+        AdmissionState::Granted(granted) if is_recorded(granted, recorded) => None,
+        AdmissionState::Granted(granted) => Some(Next::of(seen).admitted(granted).record(IN_MOTION)),
         AdmissionState::NoFlavor(_) if recorded.is_some() => None,
-        AdmissionState::NoFlavor(flavor) => {
-            let why = format!(
-                "its Workload was admitted to queue {name} with the ResourceFlavor {flavor}, which does not exist"
-            );
-            waits(why, vec![])
-        }
-        AdmissionState::Waits(words) => waits(format!("its Workload waits in queue {name}: {words}"), vec![]),
-        AdmissionState::NotAsked
-        | AdmissionState::Unknown
-        | AdmissionState::Evicted(_)
-        | AdmissionState::Absent => {
+        AdmissionState::NoFlavor(_) | AdmissionState::Waits(_) => waits(&admission, vec![]),
+        _ => {
             // One that is being deleted still has the name.
             let create = workload.is_none().then(|| Write::CreateWorkload(wanted.into()));
-            waits(
-                format!("its Workload is put into queue {name}"),
-                create.into_iter().collect(),
-            )
+            waits(&admission, create.into_iter().collect())
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Passes over random clusters and queues.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crds::status::RejectedGroup;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -11,7 +12,7 @@ use crate::facts::fleet::Fleet;
 use crate::facts::inventory::Inventory;
 use crate::fixtures::at;
 use crate::policy::placement::random::{any_cluster, elastic_gang, name_of, node};
-use crate::policy::placement::{Placement, Unplaceable, View, place};
+use crate::policy::placement::{Placement, View, place};
 use crate::policy::request::{Avoidance, GangRequest};
 
 fn state_of(inventory: &Inventory) -> ClusterState {
@@ -57,15 +58,17 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
     })
 }
 
+type Decided = Result<Placement, Vec<RejectedGroup>>;
+
 /// The decisions of one pass, in the order of the queue.
-fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, Unplaceable>>) {
+fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Decided>) {
     let mut pass = Pass::default();
     for job in queue {
         pass.plan(job, cluster, at(0));
     }
     let explained = |job: &Waiter| match pass.outcome(&job.order).expect("planned") {
         Ok((placement, reasons)) => Ok(placement.clone().explained(&job.request, reasons)),
-        Err(wait) => Err(Unplaceable::new(&job.request, &wait.reasons)),
+        Err(wait) => Err(wait.reasons.rejections(&job.request, &BTreeSet::new())),
     };
     let decided = queue.iter().map(explained).collect();
     (pass, decided)
@@ -84,7 +87,7 @@ fn is_impatient(job: &Waiter) -> bool {
 }
 
 /// The same by planning jobs one by one, each on the inventory that the earlier ones left.
-fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Result<Placement, Unplaceable>> {
+fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Decided> {
     let mut inventory = inventory.clone();
     let mut decided = Vec::new();
     for job in queue {

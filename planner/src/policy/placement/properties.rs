@@ -192,8 +192,8 @@ proptest! {
         prop_assert_eq!(placed.is_ok(), most >= request.nodes);
         let placement = match placed {
             Ok(placement) => placement,
-            Err(unplaceable) => {
-                let counted: i32 = unplaceable.rejected.iter().map(|group| group.nodes).sum();
+            Err(rejected) => {
+                let counted: i32 = rejected.iter().map(|group| group.nodes).sum();
                 let with_gpus = inventory.nodes.values().filter(|node| node.resources.contains_key(GPU));
                 prop_assert_eq!(usize::try_from(counted).expect("a count"), with_gpus.count());
                 return Ok(());

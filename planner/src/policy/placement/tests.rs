@@ -1,4 +1,6 @@
 use crds::spec::Homogeneity;
+use crds::status::{Refusal, WaitStatus};
+use crds::words;
 use k8s_openapi::api::core::v1::{Node, NodeStatus, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -6,7 +8,7 @@ use super::*;
 use crate::facts::inventory::Inventory;
 use crate::facts::resources::{HOST_PORTS, Holder, PODS};
 use crate::fixtures;
-use crate::policy::node_fit::{Refusal, Verdict, verdict};
+use crate::policy::node_fit::{Verdict, verdict};
 use crate::policy::request::{Avoidance, Shape};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -40,9 +42,20 @@ fn cluster(groups: &str) -> Inventory {
 
 /// The nodes of a gang and why other groups were rejected, or why it does not fit.
 fn outcome(request: &GangRequest, inventory: &Inventory) -> String {
+    let (mut spec, shape) = (fixtures::job().spec, &request.shape);
+    spec.workers.gpus_per_node = shape.gpus_per_node.try_into().expect("a few");
+    spec.placement.homogeneity = shape.rules.homogeneity;
+    spec.placement
+        .topology
+        .required
+        .clone_from(&shape.rules.required_topology);
+    let wait = WaitStatus {
+        nodes: request.nodes.try_into().expect("a few"),
+        ..WaitStatus::default()
+    };
     let placement = match place(request, inventory) {
         Ok(placement) => placement,
-        Err(unplaceable) => return unplaceable.message,
+        Err(rejected) => return words::waits(&spec, &wait, Some(&rejected)),
     };
     let mut words = placement.nodes.join(" ");
     match &placement.gpus {
@@ -57,7 +70,7 @@ fn outcome(request: &GangRequest, inventory: &Inventory) -> String {
         words += &format!(" in {} {}", spread.key, spread.domains.join(" "));
     }
     for rejected in &placement.rejected {
-        words += &format!("; {} {}", rejected.group, rejected.reason);
+        words += &format!("; {} {}", rejected.group, words::rejects(&spec, rejected, true));
     }
     words
 }
@@ -115,7 +128,7 @@ fn set_amount(node: &mut Node, resource: &str, amount: &str) {
 }
 
 #[test]
-fn every_reason_refuses_a_node_and_is_named() {
+fn every_reason_refuses_a_node() {
     type Change = fn(&mut Node, &mut Shape);
     fn one<T: From<[String; 1]>>(name: &str) -> T {
         [name.to_owned()].into()
@@ -131,61 +144,63 @@ fn every_reason_refuses_a_node_and_is_named() {
             ..Taint::default()
         }]);
     }
-    let cases: [(&str, Change); 24] = [
-        ("not named", |_, shape| shape.rules.nodes = one("b")),
-        ("excluded", |_, shape| shape.rules.exclude_nodes = one("a")),
-        ("where attempts of this job failed", |_, shape| {
+    let cases: [(Refusal, Change); 24] = [
+        (Refusal::NotNamed, |_, shape| shape.rules.nodes = one("b")),
+        (Refusal::Excluded, |_, shape| shape.rules.exclude_nodes = one("a")),
+        (Refusal::FailedBefore, |_, shape| {
             shape.avoided = [("a".into(), Avoidance::FailedBefore)].into();
         }),
-        ("where a rank of this job was slow", |_, shape| {
+        (Refusal::WasSlow, |_, shape| {
             shape.avoided = [("a".into(), Avoidance::WasSlow)].into();
         }),
-        ("the labels of workers.nodeSelector", |_, shape| {
+        (Refusal::SelectorMismatch, |_, shape| {
             shape.node_selector = [("zone".into(), "x".into())].into();
         }),
-        ("names the GPU product", |node, _| node.metadata.labels = None),
-        ("gpu.products", |_, shape| {
+        (Refusal::NoProductLabel, |node, _| node.metadata.labels = None),
+        (Refusal::OtherProduct, |_, shape| {
             shape.rules.products = one("NVIDIA-H200");
         }),
-        ("other GPUs", |_, shape| {
+        (Refusal::OtherGpus, |_, shape| {
             shape.required_group = Some(GpuGroup::default());
         }),
-        ("the GPU memory", |_, shape| {
+        (Refusal::MemoryUnknown, |_, shape| {
             shape.rules.min_memory_mebibytes = Some(1);
         }),
-        ("with less GPU memory", |node, shape| {
+        (Refusal::TooLittleGpuMemory, |node, shape| {
             set_label(node, "nvidia.com/gpu.memory", "15360");
             shape.rules.min_memory_mebibytes = Some(16_000);
         }),
-        ("shared", |node, _| {
+        (Refusal::Shared, |node, _| {
             set_label(node, "nvidia.com/gpu.product", "T4-SHARED");
         }),
-        ("shared", |node, _| {
+        (Refusal::Shared, |node, _| {
             set_label(node, "nvidia.com/gpu.product", "A100-MIG-1g");
         }),
-        ("shared", |node, _| set_label(node, STRATEGY, "time-slicing")),
-        ("shared", |node, _| {
+        (Refusal::Shared, |node, _| {
+            set_label(node, STRATEGY, "time-slicing");
+        }),
+        (Refusal::Shared, |node, _| {
             set_label(node, "nvidia.com/gpu.replicas", "4");
         }),
-        ("several models", |node, _| {
+        (Refusal::Mixed, |node, _| {
             set_label(node, "nvidia.com/gpu.count", "1");
         }),
-        ("fewer GPUs", |_, shape| shape.gpus_per_node = 4),
-        ("not ready", |node, _| status(node).conditions = None),
-        ("cordoned", |node, _| {
+        (Refusal::TooFewGpus, |_, shape| shape.gpus_per_node = 4),
+        (Refusal::NotReady, |node, _| status(node).conditions = None),
+        (Refusal::Cordoned, |node, _| {
             node.spec.get_or_insert_default().unschedulable = Some(true);
         }),
-        ("taint", |node, _| taint(node)),
-        ("unhealthy", |node, _| {
+        (Refusal::Tainted, |node, _| taint(node)),
+        (Refusal::Unhealthy, |node, _| {
             status(node).allocatable = Some([(GPU.into(), Quantity("1".into()))].into());
         }),
-        ("free cpu", |_, shape| ask(shape, "cpu", 8001)),
-        ("free memory", |_, shape| ask(shape, "memory", 33 << 30)),
-        ("free ephemeral-storage", |node, shape| {
+        (Refusal::NoCpu, |_, shape| ask(shape, "cpu", 8001)),
+        (Refusal::NoMemory, |_, shape| ask(shape, "memory", 33 << 30)),
+        (Refusal::NoStorage, |node, shape| {
             set_amount(node, "ephemeral-storage", "10Gi");
             ask(shape, "ephemeral-storage", 11 << 30);
         }),
-        ("another resource", |node, shape| {
+        (Refusal::NoOtherResource, |node, shape| {
             set_amount(node, "hugepages-2Mi", "1Gi");
             ask(shape, "hugepages-2Mi", 2 << 30);
         }),
@@ -193,16 +208,10 @@ fn every_reason_refuses_a_node_and_is_named() {
     for (expected, change) in cases {
         let mut node = fixtures::node("a", "Tesla-T4", 2);
         let request = request(1, 1, |shape| change(&mut node, shape));
-        let rejected = place(&request, &Inventory::of([node]))
-            .expect_err("refused")
-            .rejected;
-        let [RejectedGroup { reason, .. }] = &rejected[..] else {
-            panic!("{expected}: {rejected:?}")
-        };
-        assert!(
-            reason.starts_with("1 node ") && reason.contains(expected),
-            "{reason}"
-        );
+        let rejected = place(&request, &Inventory::of([node])).expect_err("refused");
+        let reasons = rejected.iter().flat_map(|group| &group.reasons);
+        let codes: Vec<_> = reasons.map(|reason| (reason.code, reason.nodes)).collect();
+        assert_eq!(codes, [(expected, 1)]);
     }
 }
 
@@ -317,10 +326,10 @@ fn what_is_told_of_thousands_of_groups_is_short() {
     let length = |rejected: &[RejectedGroup]| serde_json::to_string(rejected).expect("serializes").len();
     let by_node = |shape: &mut Shape| shape.rules.group_by = vec![KEY.into()];
     let refused = place(&request(2, 1, by_node), &inventory).expect_err("a group has one node");
-    let message = refused.message;
-    assert!(message.ends_with("; and 4988 more groups"), "{message}");
+    let message = words::waits(&fixtures::job().spec, &WaitStatus::default(), Some(&refused));
+    assert!(message.ends_with("; and more groups"), "{message}");
     assert!(message.len() < 4_096, "{message}");
-    assert!(length(&refused.rejected) < 8_192, "{}", length(&refused.rejected));
+    assert!(length(&refused) < 8_192, "{}", length(&refused));
     let any = request(2_000, 1, |shape| {
         by_node(shape);
         shape.rules.homogeneity = Homogeneity::Off;

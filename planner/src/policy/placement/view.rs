@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crds::spec::Homogeneity;
-use crds::status::GpuGroup;
+use crds::status::{GpuGroup, Refusal};
 
 pub(crate) use reserve::Claim;
 
-use super::explain::{GroupReasons, Reasons, Refused};
+use super::explain::{GroupReasons, Reasons, rejected_nodes};
 use super::{Gpus, Placement};
 use crate::facts::inventory::{Inventory, NodeFacts, NodeLabels};
-use crate::policy::node_fit::{Refusal, Verdict, group_of, is_of, verdict};
+use crate::policy::node_fit::{Verdict, group_of, is_of, verdict};
 use crate::policy::request::{GangRequest, Shape};
 use crate::policy::topology::{Fit, Key, choose, largest_domain, spread};
 
@@ -340,7 +340,7 @@ impl View {
                 refused: group
                     .refused
                     .iter()
-                    .map(|(refusal, names)| Refused::new(*refusal, names))
+                    .map(|(refusal, names)| rejected_nodes(*refusal, names))
                     .collect(),
             })
             .collect();

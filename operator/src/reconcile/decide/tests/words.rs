@@ -4,11 +4,12 @@ use contract::{FailureClass, Progress, RunConfig};
 use crds::conditions::reasons;
 use crds::conditions::types::{COMPLETE, PLACED, RUNNING};
 use crds::spec::Strategy;
-use crds::status::{CheckpointStatus, GpuGroup, StragglerStatus, ViTTrainingJobStatus, WorkersStatus};
+use crds::status::{
+    CheckpointStatus, GpuGroup, StragglerStatus, ViTTrainingJobStatus, WaitStatus, WorkersStatus,
+};
 use crds::{Phase, ViTTrainingJob};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use planner::policy::placement::{Gpus, Placement, Unplaceable};
-use planner::policy::queue::QueueStatus;
+use planner::policy::placement::{Gpus, Placement};
 use planner::{Decision, Waiting};
 
 use super::super::super::next::Next;
@@ -27,13 +28,10 @@ fn decided(job: ViTTrainingJob, decision: Decision) -> Step {
     decide(&observation(job, vec![]), &valid, |_| Some(decision), || None)
 }
 
-/// The status of a job that waits.
-fn waiting(job: ViTTrainingJob, message: &str, queue: QueueStatus) -> ViTTrainingJobStatus {
-    let why = Unplaceable {
-        rejected: vec![],
-        message: message.into(),
-    };
-    *decided(job, Decision::Waits(Waiting::NoFit { why, queue })).status
+/// The status of a job that waits in a cluster without GPUs.
+fn waiting(job: ViTTrainingJob, wait: WaitStatus) -> ViTTrainingJobStatus {
+    let rejected = vec![];
+    *decided(job, Decision::Waits(Waiting::NoFit { rejected, wait })).status
 }
 
 fn message(status: &ViTTrainingJobStatus, type_: &str) -> String {
@@ -78,32 +76,33 @@ fn a_job_that_was_to_be_measured_tells_what_it_measured_and_where_or_why_not() {
 }
 
 #[test]
-fn a_place_in_the_queue_is_written_but_no_news_by_itself() {
-    let at = |position| QueueStatus {
-        position,
-        waiting: 5,
-        ..fixtures::alone()
+fn what_a_job_waits_for_is_written_as_data_and_as_a_sentence() {
+    let told = |change: fn(&mut WaitStatus)| {
+        let mut wait = WaitStatus {
+            position: 2,
+            waiting: 5,
+            ..fixtures::alone()
+        };
+        change(&mut wait);
+        let status = waiting(fixtures::job(), wait.clone());
+        assert_eq!(
+            status
+                .placement
+                .as_ref()
+                .and_then(|placement| placement.wait.as_ref()),
+            Some(&wait)
+        );
+        message(&status, PLACED)
     };
-    let mut job = fixtures::job();
-    let first = waiting(job.clone(), "needs 2", at(3));
-    assert_eq!(message(&first, PLACED), "needs 2 (3rd of 5 waiting)");
-    job.status = Some(first.clone());
-    assert_eq!(waiting(job.clone(), "needs 2", at(2)), first);
-    let held_back = QueueStatus {
-        held_back_for: Some("research/large".into()),
-        ..at(2)
-    };
+    let needs = "needs 2 x 1 identical nvidia.com/gpu: no node has nvidia.com/gpu";
+    assert_eq!(told(|_| ()), format!("{needs} (position 2 of 5)"));
     assert_eq!(
-        message(&waiting(job.clone(), "needs 2", held_back), PLACED),
-        "needs 2; held back for research/large (2nd of 5 waiting)"
+        told(|wait| wait.held_back_for = Some("research/large".into())),
+        format!("{needs}; held back for research/large (position 2 of 5)")
     );
-    let keeps = QueueStatus {
-        reserved_nodes: 8,
-        ..at(1)
-    };
     assert_eq!(
-        message(&waiting(job, "needs 8", keeps), PLACED),
-        "needs 8; 8 nodes are reserved for it (1st of 5 waiting)"
+        told(|wait| (wait.reserved_nodes, wait.waiting) = (8, 1)),
+        format!("{needs}; 8 nodes are reserved for it")
     );
 }
 
@@ -124,16 +123,25 @@ fn a_priority_class_that_does_not_exist_is_written() {
 #[test]
 fn times_of_transition_move_only_with_the_value() {
     let mut job = fixtures::job();
-    let first = waiting(job.clone(), "needs 2", fixtures::alone());
+    let first = waiting(job.clone(), fixtures::alone());
     job.status = Some(first.clone());
     job.metadata.generation = Some(2);
-    let second = waiting(job, "needs 3", fixtures::alone());
+    let second = waiting(
+        job,
+        WaitStatus {
+            nodes: 3,
+            ..fixtures::alone()
+        },
+    );
     let placed = |status: &ViTTrainingJobStatus| status.condition(PLACED).expect("a condition").clone();
     let (first, second) = (placed(&first), placed(&second));
     assert_eq!(first.last_transition_time, second.last_transition_time);
     assert_eq!(
         (&*second.message, second.observed_generation),
-        ("needs 3", Some(2))
+        (
+            "needs 3 x 1 identical nvidia.com/gpu: no node has nvidia.com/gpu",
+            Some(2)
+        )
     );
 }
 

@@ -167,9 +167,9 @@ impl World {
             let request = GangRequest::from(valid.as_ref().expect("valid"));
             Some(match place(&request, fleet.inventory()) {
                 Ok(placement) => Decision::Placed(placement),
-                Err(why) => Decision::Waits(Waiting::NoFit {
-                    why,
-                    queue: fixtures::alone(),
+                Err(rejected) => Decision::Waits(Waiting::NoFit {
+                    rejected,
+                    wait: fixtures::alone(),
                 }),
             })
         };
