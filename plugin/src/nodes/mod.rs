@@ -4,6 +4,7 @@ mod render;
 
 use std::sync::Arc;
 
+use crds::status::Refusal;
 use crds::validate;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
@@ -132,7 +133,7 @@ struct SeenNode {
     used: i64,
     /// Why the planner rejects the node; absent if it fits.
     #[serde(skip_serializing_if = "Option::is_none")]
-    refused: Option<String>,
+    refused: Option<Refusal>,
     /// Whether only gangs of this operator prevent a fit.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     is_busy: bool,
@@ -170,7 +171,7 @@ impl Group {
             capacity: node.gpus.capacity,
             allocatable: node.gpus.allocatable,
             used: node.gpus.used,
-            refused: node.verdict.refusal().map(|refusal| refusal.to_string()),
+            refused: node.verdict.refusal(),
             is_busy: matches!(node.verdict, Verdict::Busy { .. }),
             holders: node.pods.into_iter().map(holder).collect(),
         };

@@ -1,5 +1,7 @@
 //! The GPUs as tables.
 
+use crds::status::Refusal;
+
 use super::{Group, Report, SeenNode};
 use crate::paint::Paint;
 use crate::text::{bar, counted, mebibytes, or_dash, table, wrapped};
@@ -119,8 +121,8 @@ fn nodes(group: &Group, report: &Report, is_wide: bool, paint: Paint) -> String 
 fn state(node: &SeenNode, paint: Paint) -> String {
     match &node.refused {
         None => paint.good(format!("fits, {} free", node.allocatable - node.used)),
-        Some(words) if node.is_busy => paint.warning(words),
-        Some(words) => paint.bad(words),
+        Some(refusal) if node.is_busy => paint.warning(refusal),
+        Some(refusal) => paint.bad(refusal),
     }
 }
 
@@ -144,17 +146,17 @@ fn job_of(pod: &str) -> &str {
 
 /// Counts of fitting nodes, and of rejected ones by reason.
 fn counts(nodes: &[SeenNode]) -> String {
-    let mut counts: Vec<(&str, i64)> = vec![];
+    let mut counts: Vec<(Option<Refusal>, i64)> = vec![];
     for node in nodes {
-        let words = node.refused.as_deref().unwrap_or("that fit");
-        match counts.iter_mut().find(|(known, _)| *known == words) {
+        match counts.iter_mut().find(|(known, _)| *known == node.refused) {
             Some((_, count)) => *count += 1,
-            None => counts.push((words, 1)),
+            None => counts.push((node.refused, 1)),
         }
     }
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let parts = counts
-        .iter()
-        .map(|(words, count)| format!("{} {words}", counted(*count, "node")));
+    let parts = counts.iter().map(|(refused, count)| match refused {
+        None => format!("{} that fit", counted(*count, "node")),
+        Some(refusal) => format!("{} {refusal}", counted(*count, "node")),
+    });
     parts.collect::<Vec<_>>().join(", ")
 }
