@@ -26,7 +26,8 @@ const START_WRITES: u32 = 5;
 pub(super) const START_WRITTEN_EVERY: Duration = Duration::from_secs(60);
 /// A job counts as running if its agents were polled within this time, as starting if written so.
 const LATELY: Duration = Duration::from_secs(60);
-/// Between rounds of a waiting job; watches trigger it for new capacity.
+/// Between rounds of a waiting job, which watches trigger for new capacity, and between writes of the
+/// counts in its reasons.
 pub(super) const WAITING: Duration = Duration::from_secs(30);
 /// Between rounds of an idle job.
 pub(super) const RESTING: Duration = Duration::from_secs(300);
@@ -51,6 +52,7 @@ pub(super) fn can_wait(
             context.memory.polled_within(LATELY),
             PROGRESS_WRITES,
         ),
+        Some(Phase::Pending) => WAITING,
         _ => return false,
     };
     let written = context.memory.since_write(&job.uid().unwrap_or_default());

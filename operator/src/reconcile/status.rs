@@ -3,8 +3,7 @@
 use crds::Phase;
 use crds::conditions::types::{RECONCILED, RUNNING};
 use crds::conditions::{self, reasons};
-use crds::status::{StragglerStatus, ViTTrainingJobStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use crds::status::{PlacementStatus, Refusal, RejectedGroup, StragglerStatus, ViTTrainingJobStatus};
 
 use super::observation::Observation;
 
@@ -30,8 +29,8 @@ pub(crate) fn with_error(
     status
 }
 
-/// Whether a status differs only in counters: progress, time spent, stragglers' slowdowns, and
-/// ready pods of a starting gang.
+/// Whether a status differs only in counters: progress, time spent, stragglers' slowdowns, ready
+/// pods of a starting gang, and the numbers and names in the reasons why a gang waits.
 pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
         return false;
@@ -47,21 +46,50 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
             straggler.saved_seconds = known.saved_seconds;
         }
     }
-    if next.phase == Some(Phase::Starting) {
-        without.workers = last.workers;
-        let reason = |condition: &Condition| (condition.type_.clone(), condition.reason.clone());
-        for condition in &mut without.conditions {
-            let is_start = condition.reason == reasons::PODS_STARTING;
-            let known = last
-                .conditions
-                .iter()
-                .find(|known| is_start && reason(known) == reason(condition));
-            if let Some(known) = known {
-                condition.message.clone_from(&known.message);
+    let counting = match next.phase {
+        Some(Phase::Starting) => {
+            without.workers = last.workers;
+            reasons::PODS_STARTING
+        }
+        Some(Phase::Pending) => {
+            if without.placement.as_ref().map(why) == last.placement.as_ref().map(why) {
+                without.placement.clone_from(&last.placement);
             }
+            reasons::NO_FITTING_GROUP
+        }
+        _ => return without == *last,
+    };
+    for condition in &mut without.conditions {
+        let known = last.condition(&condition.type_);
+        if let Some(known) = known.filter(|known| known.reason == counting && condition.reason == counting) {
+            condition.message.clone_from(&known.message);
         }
     }
     without == *last
+}
+
+/// Why a gang waits: what it needs and which groups reject it for which reasons, without the number
+/// and names of nodes, jobs and pods.
+fn why(placement: &PlacementStatus) -> impl PartialEq + use<> {
+    let group = |group: &RejectedGroup| {
+        let codes: Vec<Refusal> = group.reasons.iter().map(|nodes| nodes.code).collect();
+        (group.group.clone(), group.largest_domain.is_some(), codes)
+    };
+    let wait = placement.wait.as_ref().map(|wait| {
+        let has_overdue = !wait.overdue_pods.is_empty();
+        let is_held_back = wait.held_back_for.is_some();
+        (
+            wait.nodes,
+            wait.max_nodes,
+            wait.reserved_nodes > 0,
+            is_held_back,
+            has_overdue,
+        )
+    });
+    (
+        placement.rejected_groups.iter().map(group).collect::<Vec<_>>(),
+        wait,
+    )
 }
 
 #[cfg(test)]

@@ -179,6 +179,8 @@ struct Rounds {
     unseen: &'static [&'static str],
     /// Names of the job's pods that pods with another uid have reused.
     recreated: &'static [&'static str],
+    /// What happens before each round, a second after the last.
+    happens: Option<fn(&SharedPlanner, usize)>,
 }
 
 impl Rounds {
@@ -210,10 +212,14 @@ impl Rounds {
             let (service, handle) = mock::pair();
             let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
             let context = context_with(service, caches, mpsc::unbounded_channel().0, self.pod_groups);
-            let stored = Arc::new(Mutex::new(job));
+            let (stored, happens) = (Arc::new(Mutex::new(job)), self.happens);
             let server = tokio::spawn(serve(handle, Arc::clone(&stored), self));
             let mut result = Ok(Action::await_change());
-            for _ in 0..rounds {
+            for round in 0..rounds {
+                if let Some(happens) = happens {
+                    happens(&context.planner, round);
+                    tokio::time::advance(Duration::from_secs(1)).await;
+                }
                 let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
                 apply_event(&context, &guarded);
                 result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
@@ -433,6 +439,43 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
         placed.message,
         "needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn reasons_of_a_job_that_waits_are_written_at_once_and_their_counts_and_names_every_half_minute() {
+    let happens = |planner: &SharedPlanner, round| {
+        let mut planner = planner.lock();
+        // Pods of nobody on a, and now and then on b.
+        for (node_rank, phase) in ["Running", ["Running", "Succeeded"][round / 2 % 2]]
+            .iter()
+            .enumerate()
+        {
+            let mut pod = fixtures::pod_objects(1, phase).swap_remove(node_rank);
+            pod.metadata.owner_references = None;
+            planner.follow_pods(&WatchEvent::Apply(pod));
+        }
+        let mut node = fixtures::node("c", "Tesla-T4", 1);
+        node.spec.get_or_insert_default().unschedulable = Some(round >= 70);
+        planner.follow_nodes(&WatchEvent::Apply(node));
+    };
+    let mut job = fixtures::job();
+    job.spec.workers.nodes = 3;
+    for (seconds, writes) in [(30, 1), (31, 2), (60, 2), (70, 3), (71, 4), (101, 5)] {
+        let rounds = Rounds {
+            happens: Some(happens),
+            ..Rounds::fresh()
+        };
+        let (calls, job, _) = rounds.run(job.clone(), seconds).await;
+        let puts = calls.iter().filter(|call| *call == "PUT status Pending").count();
+        assert_eq!(
+            (puts, calls.len()),
+            (writes, writes + 1),
+            "{seconds} s: {calls:?}"
+        );
+        let status = job.status.expect("a status");
+        let placed = status.condition(conditions::types::PLACED).expect("a condition");
+        assert_eq!(placed.message.contains("cordoned"), seconds > 70);
+    }
 }
 
 #[tokio::test]
