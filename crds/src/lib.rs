@@ -28,6 +28,7 @@ pub mod spec;
     reason = "`kubectl explain` prints these texts, where backticks are noise"
 )]
 pub mod status;
+mod stored;
 #[allow(
     clippy::doc_markdown,
     reason = "`kubectl explain` prints these texts, where backticks are noise"
@@ -38,5 +39,6 @@ pub mod words;
 
 pub use spec::{ViTTrainingJob, ViTTrainingJobSpec};
 pub use status::{Phase, ViTTrainingJobStatus};
+pub use stored::{SpecSchema, Stored, StoredJob, Unreadable};
 pub use study::ViTScalingStudy;
 pub use validate::{InvalidJob, ValidatedJob, out_of_bounds, validate};

@@ -63,10 +63,15 @@ pub struct ViTScalingStudySpec {
 impl ViTScalingStudySpec {
     /// Every value that is out of the schema's bounds.
     pub fn out_of_bounds(&self) -> Vec<ConfigError> {
-        static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> =
-            LazyLock::new(|| sections(ViTScalingStudy::crd()));
-        outside(&SECTIONS["spec"], self)
+        outside(schema(), self)
     }
+}
+
+/// The API server's schema of a study's spec.
+pub(crate) fn schema() -> &'static JSONSchemaProps {
+    static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> =
+        LazyLock::new(|| sections(ViTScalingStudy::crd()));
+    &SECTIONS["spec"]
 }
 
 /// JobTemplate is a job without a name.
