@@ -15,8 +15,6 @@ pub const LABEL_PHASE: &str = "phase";
 pub const LABEL_CLASS: &str = "class";
 /// Category of errors, on [`RECONCILE_ERRORS_TOTAL`].
 pub const LABEL_CATEGORY: &str = "category";
-/// Kind of objects, on [`UNREADABLE_OBJECTS`].
-pub const LABEL_KIND: &str = "kind";
 /// Why jobs wait, on [`WAITING_JOBS`].
 pub const LABEL_REASON: &str = "reason";
 /// GPU product, on [`GPUS`].
@@ -82,8 +80,6 @@ pub const RESTARTS_TOTAL: &str = "vit_operator_restarts_total";
 pub const TIME_TO_RUNNING_SECONDS: &str = "vit_operator_time_to_running_seconds";
 /// Gauge: 1 if this replica leads, otherwise 0.
 pub const LEADER: &str = "vit_operator_leader";
-/// Gauge: objects that cannot be decoded, by kind.
-pub const UNREADABLE_OBJECTS: &str = "vit_operator_unreadable_objects";
 /// Counter: calls to the API server, by method and status code.
 pub const API_REQUESTS_TOTAL: &str = "vit_operator_api_requests_total";
 /// Histogram: seconds until the API server responds, by method; for a watch, until it starts.

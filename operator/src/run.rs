@@ -114,7 +114,6 @@ async fn run_on(
         kueue,
         planner.clone(),
         triggers.clone(),
-        Arc::clone(&metrics),
     );
     let jobs: Api<GuardedJob> = own_api(&client, namespace.as_deref());
     let capacity = triggers.clone();

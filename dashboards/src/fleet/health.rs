@@ -116,20 +116,8 @@ fn own_health(layout: Layout) -> Layout {
         .line(
             8,
             [
-                stat(
-                    3,
-                    "Unreadable objects",
-                    Unit::Count,
-                    "Nodes, pods and PriorityClasses that this version cannot decode. See \
-                     ViTObjectsUnreadable in docs/operations.md.",
-                )
-                .query(
-                    Expr::from(Series::of(operator::UNREADABLE_OBJECTS)).max(),
-                    "objects",
-                )
-                .threshold(1.0, "red"),
                 latency(operator::PLACEMENT_SECONDS)(time_series(
-                    7,
+                    10,
                     "Time of a placement",
                     Unit::Seconds,
                     "Until a gang is placed or found not to fit, including the wait for other \

@@ -10,10 +10,10 @@ use crds::ViTTrainingJob;
 use http::{Method, StatusCode};
 use jiff::Timestamp;
 use prometheus::{
-    Encoder as _, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
-    TextEncoder, register_histogram_vec_with_registry, register_histogram_with_registry,
+    Encoder as _, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder,
+    register_histogram_vec_with_registry, register_histogram_with_registry,
     register_int_counter_vec_with_registry, register_int_counter_with_registry,
-    register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
+    register_int_gauge_with_registry,
 };
 
 use crate::error::Error;
@@ -30,7 +30,6 @@ pub(crate) struct Metrics {
     restarts: IntCounterVec,
     time_to_running: Histogram,
     leader: IntGauge,
-    unreadable_objects: IntGaugeVec,
     api_requests: IntCounterVec,
     api_request_seconds: HistogramVec,
 }
@@ -81,12 +80,6 @@ impl Metrics {
                 "1 if this replica leads, otherwise 0",
                 registry
             )?,
-            unreadable_objects: register_int_gauge_vec_with_registry!(
-                names::UNREADABLE_OBJECTS,
-                "Objects that cannot be decoded, by kind; their last valid version stays in use",
-                &[names::LABEL_KIND],
-                registry
-            )?,
             api_requests: counters(
                 names::API_REQUESTS_TOTAL,
                 "Calls to the API server, by method and response code",
@@ -111,9 +104,6 @@ impl Metrics {
         };
         for class in FailureClass::ALL.into_iter().filter(is_retried) {
             metrics.restarts.with_label_values(&[class.as_str()]);
-        }
-        for kind in ["Node", "Pod", "PriorityClass"] {
-            metrics.unreadable(kind, 0);
         }
         Ok(metrics)
     }
@@ -141,13 +131,6 @@ impl Metrics {
 
     pub(crate) fn leads(&self) {
         self.leader.set(1);
-    }
-
-    /// Sets the number of objects of a kind that cannot be decoded.
-    pub(crate) fn unreadable(&self, kind: &str, objects: usize) {
-        self.unreadable_objects
-            .with_label_values(&[kind])
-            .set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn is_leader(&self) -> bool {
@@ -200,7 +183,6 @@ mod tests {
             "vit_operator_time_to_running_seconds_count 0",
             "vit_operator_placement_seconds_count 0",
             "vit_operator_leader 0",
-            "vit_operator_unreadable_objects{kind=\"Node\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in:\n{text}");
         }

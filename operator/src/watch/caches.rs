@@ -15,7 +15,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event, watcher as watch};
@@ -27,6 +27,7 @@ use planner::{Planner, SharedPlanner};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as latest};
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::cache::{Cache, confirm};
 use super::gangs::Gangs;
@@ -34,9 +35,7 @@ use super::kueue::Kueue;
 use super::newest::Newest;
 use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
-use super::unreadable::{Decoded, Unreadable};
 use crate::api::kueue::Workload;
-use crate::metrics::Metrics;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 
@@ -45,7 +44,6 @@ use crate::policy::gang::PodView;
 struct Subscribers {
     planner: SharedPlanner,
     triggers: mpsc::UnboundedSender<Trigger>,
-    metrics: Arc<Metrics>,
 }
 
 #[derive(Clone, Debug)]
@@ -74,7 +72,6 @@ impl Caches {
         queues: bool,
         planner: SharedPlanner,
         triggers: mpsc::UnboundedSender<Trigger>,
-        metrics: Arc<Metrics>,
     ) -> (Self, BoxFuture<'static, ()>) {
         let (services, service_watch) = own_objects(client, namespace, &triggers);
         let (network_policies, network_policy_watch) = own_objects(client, namespace, &triggers);
@@ -94,11 +91,7 @@ impl Caches {
             gangs: Arc::default(),
             listed: [&nodes, &pods, &classes].map(latest::Sender::subscribe),
         };
-        let subscribers = Subscribers {
-            planner,
-            triggers,
-            metrics,
-        };
+        let subscribers = Subscribers { planner, triggers };
         let (seen, known) = (caches.clone(), caches.clone());
         let confirmed = confirm(
             client.clone(),
@@ -113,14 +106,12 @@ impl Caches {
                 events_of::<Node>(client),
                 subscribers.clone(),
                 Planner::follow_nodes,
-                Planner::retain_node,
                 nodes,
             )) as BoxFuture<'static, ()>,
             Box::pin(watch_planned(
                 events_of::<PriorityClass>(client),
                 subscribers.clone(),
                 Planner::follow_classes,
-                Planner::retain_class,
                 classes,
             )),
             Box::pin(watch_pods(
@@ -322,37 +313,25 @@ where
 }
 
 /// The events of all objects of a kind.
-fn events_of<K>(client: &Client) -> impl Stream<Item = GuardedEvent<K>> + Send + 'static
+fn events_of<K>(client: &Client) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     watch(Api::all(client.clone()), watcher::Config::default())
 }
 
-type GuardedEvent<K> = watcher::Result<Event<DeserializeGuard<K>>>;
-
-/// Watches the objects of a kind: `follow` handles an event and returns triggers, `keep` retains an
-/// object that cannot be decoded.
-async fn watch_guarded<K>(
-    events: impl Stream<Item = GuardedEvent<K>> + Send,
-    subscribers: Subscribers,
+/// Watches the objects of a kind: `follow` handles an event and returns triggers.
+async fn watch_all<K>(
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
+    Subscribers { planner, triggers }: Subscribers,
     listed: latest::Sender<bool>,
     mut follow: impl FnMut(&mut Planner, Event<K>) -> Vec<Trigger> + Send,
-    mut keep: impl FnMut(&mut Planner, &K) + Send,
-) where
-    K: Resource<DynamicType = ()> + Default,
-{
-    let Subscribers {
-        planner,
-        triggers,
-        metrics,
-    } = subscribers;
-    let mut unreadable = Unreadable::new(metrics);
+) {
     events
         .default_backoff()
         .for_each(|event| {
-            match unreadable.read(event) {
-                Some(Decoded::Event(event)) => {
+            match event {
+                Ok(event) => {
                     let is_listed = matches!(event, Event::InitDone);
                     let to_look_at = follow(&mut planner.lock(), event);
                     if is_listed {
@@ -363,8 +342,7 @@ async fn watch_guarded<K>(
                         let _ = triggers.send(trigger);
                     }
                 }
-                Some(Decoded::Unreadable(object)) => keep(&mut planner.lock(), &object),
-                None => {}
+                Err(error) => warn!(%error, "a watch was interrupted and starts again"),
             }
             future::ready(())
         })
@@ -373,14 +351,11 @@ async fn watch_guarded<K>(
 
 /// Watches the objects of a kind for the planner only. A relevant change triggers waiting jobs.
 async fn watch_planned<K>(
-    events: impl Stream<Item = GuardedEvent<K>> + Send,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     subscribers: Subscribers,
     follow: fn(&mut Planner, &Event<K>) -> bool,
-    keep: fn(&mut Planner, &K),
     listed: latest::Sender<bool>,
-) where
-    K: Resource<DynamicType = ()> + Default,
-{
+) {
     let follow = |planner: &mut Planner, event: Event<K>| {
         let is_news = follow(planner, &event);
         let is_whole = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
@@ -390,11 +365,11 @@ async fn watch_planned<K>(
             vec![]
         }
     };
-    watch_guarded(events, subscribers, listed, follow, keep).await;
+    watch_all(events, subscribers, listed, follow).await;
 }
 
 async fn watch_pods(
-    events: impl Stream<Item = GuardedEvent<Pod>> + Send,
+    events: impl Stream<Item = watcher::Result<Event<Pod>>> + Send,
     subscribers: Subscribers,
     gangs: Arc<Mutex<Gangs>>,
     listed: latest::Sender<bool>,
@@ -403,11 +378,7 @@ async fn watch_pods(
         let events = see(planner, &gangs, |newest| newest.watched(event));
         events.iter().flat_map(triggers_of).collect()
     };
-    let keep = |planner: &mut Planner, pod: &Pod| {
-        planner.retain_pod(pod);
-        lock(&gangs).note_listed(pod);
-    };
-    watch_guarded(events, subscribers, listed, follow, keep).await;
+    watch_all(events, subscribers, listed, follow).await;
 }
 
 /// Events for the planner and the gangs, under the planner's lock: once a pod is seen to be gone, its

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 use planner::facts::pods::{JobKey, Membership};
 use tokio::time::Instant;
@@ -56,8 +55,9 @@ impl Gangs {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                self.note_listed(pod);
                 if let Some((job, view)) = own(pod) {
+                    let listed = self.listed.entry(job.clone()).or_default();
+                    listed.insert(view.name.clone());
                     self.put(job, view);
                 }
             }
@@ -72,13 +72,6 @@ impl Gangs {
                     self.depart(job, view);
                 }
             }
-        }
-    }
-
-    /// A list in progress has this pod.
-    pub(crate) fn note_listed(&mut self, pod: &Pod) {
-        if let Some(member) = Membership::of(pod) {
-            self.listed.entry(member.job).or_default().insert(pod.name_any());
         }
     }
 

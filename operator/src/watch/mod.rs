@@ -8,4 +8,3 @@ mod newest;
 pub(crate) mod pod_groups;
 pub(crate) mod stores;
 pub(crate) mod trigger;
-mod unreadable;

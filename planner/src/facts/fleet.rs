@@ -93,14 +93,6 @@ impl Fleet {
         node.is_none_or(|node| self.put_node(node))
     }
 
-    pub(crate) fn retain_node(&mut self, node: &Node) {
-        self.listed_nodes.retain(node.name_any().into());
-    }
-
-    pub(crate) fn retain_pod(&mut self, pod: &Pod) {
-        self.listed_pods.retain(key(pod));
-    }
-
     /// Handles an event of a pod.
     pub fn follow_pods(&mut self, event: &Event<Pod>) {
         let (pod, gone) = self.listed_pods.follow(event, key, self.pods.keys());

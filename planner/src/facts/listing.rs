@@ -10,11 +10,6 @@ use kube::runtime::watcher::Event;
 pub(crate) struct Listing<K>(HashSet<K>);
 
 impl<K: Clone + Eq + Hash> Listing<K> {
-    /// The list has this object.
-    pub(crate) fn retain(&mut self, key: K) {
-        self.0.insert(key);
-    }
-
     /// The object that an event adds or replaces, and the keys of those that are gone. At the end of
     /// a list, these are the `known` ones that it lacked.
     pub(crate) fn follow<'event, 'key, T>(
@@ -29,7 +24,7 @@ impl<K: Clone + Eq + Hash> Listing<K> {
         match event {
             Event::Init => self.0.clear(),
             Event::InitApply(object) => {
-                self.retain(key(object));
+                self.0.insert(key(object));
                 return (Some(object), vec![]);
             }
             Event::Apply(object) => return (Some(object), vec![]),

@@ -36,10 +36,6 @@ impl PriorityClasses {
         removed > 0 || class.is_some_and(|class| self.put(class))
     }
 
-    pub(crate) fn retain(&mut self, class: &PriorityClass) {
-        self.listed.retain(class.name_any());
-    }
-
     fn put(&mut self, class: &PriorityClass) -> bool {
         let new = (
             class.value.unwrap_or_default(),

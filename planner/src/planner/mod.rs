@@ -141,21 +141,6 @@ impl Planner {
         self.cluster.fleet.follow_pods(event);
     }
 
-    /// A list in progress has this node, but it cannot be decoded: keeps its last version.
-    pub fn retain_node(&mut self, node: &Node) {
-        self.cluster.fleet.retain_node(node);
-    }
-
-    /// A list in progress has this pod, but it cannot be decoded: keeps its last version.
-    pub fn retain_pod(&mut self, pod: &Pod) {
-        self.cluster.fleet.retain_pod(pod);
-    }
-
-    /// A list in progress has this PriorityClass, but it cannot be decoded: keeps its last version.
-    pub fn retain_class(&mut self, class: &PriorityClass) {
-        self.classes.retain(class);
-    }
-
     /// Handles an event of a PriorityClass. Returns whether it may matter to waiting jobs.
     pub fn follow_classes(&mut self, event: &Event<PriorityClass>) -> bool {
         let is_news = self.classes.follow(event);

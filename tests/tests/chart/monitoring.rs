@@ -256,7 +256,7 @@ fn every_alert_is_tested_and_explained() -> Result<()> {
         ensure!(page.contains(record), "{record} is not explained");
     }
     let alerts = alerts(&groups);
-    ensure!(alerts.len() == 10, "{alerts:?}");
+    ensure!(alerts.len() == 9, "{alerts:?}");
     for (alert, rule) in alerts {
         ensure!(
             tests.contains(&format!("alertname: {alert}")),

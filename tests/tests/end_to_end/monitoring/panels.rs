@@ -25,7 +25,7 @@ enum Samples {
 }
 
 /// Queries, by panel and legend, that show something else than data here, and why.
-const EXCEPTIONS: [(&str, &str, &[Samples], &str); 13] = [
+const EXCEPTIONS: [(&str, &str, &[Samples], &str); 12] = [
     (
         "Accuracy",
         "mAP",
@@ -81,12 +81,6 @@ const EXCEPTIONS: [(&str, &str, &[Samples], &str); 13] = [
         "no gradient overflows in fp32",
     ),
     ("Failed", "Failed", &[Samples::Zero], "no job fails for good"),
-    (
-        "Unreadable objects",
-        "objects",
-        &[Samples::Zero],
-        "this version made all of them",
-    ),
     (
         "Restarting",
         "Restarting",
