@@ -128,7 +128,7 @@ pub mod reasons {
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
     /// Reconciled is false, as is Running for a starting gang, and Event: a call to the API server
-    /// failed or the job cannot be decoded.
+    /// failed, or this version cannot read the job.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
     /// Event: a rank stays slower than the others, which wait for it in every step.
     pub const STRAGGLER_FOUND: &str = "StragglerFound";

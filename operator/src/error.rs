@@ -5,10 +5,11 @@ use std::time::Duration;
 /// An error of one reconcile, shown in an Event, in the log and, by category, in a metric.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("failed to read the job: {0}")]
-    InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
-    #[error("failed to read the study: {0}")]
-    InvalidStudy(Box<kube::core::error_boundary::InvalidObject>),
+    #[error("failed to read the {object}: {why}")]
+    Unreadable {
+        object: &'static str,
+        why: Box<crds::Unreadable>,
+    },
     #[error("failed to {verb} {kind} {name}: {}", words(.source))]
     Api {
         verb: &'static str,
@@ -55,7 +56,7 @@ impl Error {
     /// The closed set of labels for metrics.
     pub(crate) fn category(&self) -> &'static str {
         match self {
-            Self::InvalidObject(_) | Self::InvalidStudy(_) => "InvalidObject",
+            Self::Unreadable { .. } => "InvalidObject",
             Self::NameTaken { .. } | Self::LastOwnersObject { .. } => "NameTaken",
             Self::Api { .. } => match self.code() {
                 Some(401 | 403) => "Forbidden",

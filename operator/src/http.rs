@@ -9,10 +9,10 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use crds::ViTTrainingJob;
 use crds::spec::DEFAULT_GPU_RESOURCE;
+use crds::{StoredJob, ViTTrainingJob};
 use kube::runtime::reflector::Store;
-use planner::{GuardedJob, SharedPlanner};
+use planner::SharedPlanner;
 use tokio::net::TcpListener;
 
 use crate::clock::Clock;
@@ -22,7 +22,7 @@ use crate::metrics::gpu_counts::{self, GpuCounts};
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoints {
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) jobs: Store<GuardedJob>,
+    pub(crate) jobs: Store<StoredJob>,
     pub(crate) planner: SharedPlanner,
     pub(crate) is_ready: Arc<AtomicBool>,
     pub(crate) clock: Clock,
@@ -51,7 +51,7 @@ async fn metrics(State(endpoints): State<Endpoints>) -> Response {
     let jobs = endpoints.jobs.state();
     let own: Vec<&ViTTrainingJob> = jobs
         .iter()
-        .filter_map(|job| job.0.as_ref().ok())
+        .filter_map(|job| job.readable())
         .filter(|job| job.is_for_vit_operator())
         .collect();
     // Only the leader promises GPUs, so only it knows which are free.
@@ -84,7 +84,6 @@ async fn ready(State(endpoints): State<Endpoints>) -> Response {
 mod tests {
     use axum::body::{Body, to_bytes};
     use axum::http::Request;
-    use kube::core::DeserializeGuard;
     use kube::runtime::{reflector, watcher};
     use tower::ServiceExt as _;
 
@@ -105,7 +104,7 @@ mod tests {
     #[tokio::test]
     async fn the_operator_is_ready_once_its_caches_are_filled_and_alive_before() {
         let (jobs, mut writer) = reflector::store();
-        writer.apply_watcher_event(&watcher::Event::Apply(DeserializeGuard(Ok(fixtures::job()))));
+        writer.apply_watcher_event(&watcher::Event::Apply(fixtures::job().into()));
         let endpoints = Endpoints {
             metrics: Arc::new(Metrics::new().expect("metrics")),
             jobs,

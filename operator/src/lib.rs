@@ -36,6 +36,7 @@ mod objects;
 mod policy;
 mod reconcile;
 mod run;
+mod stored;
 mod studies;
 mod telemetry;
 mod watch;

@@ -4,11 +4,12 @@ use std::fmt::Debug;
 
 use crds::{ViTScalingStudy, labels};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::error::{Error, WRITE_STATUS};
 
@@ -21,6 +22,51 @@ where
     let name = object.name_any();
     let written = api.replace_status(&name, &written_by_us(), object).await;
     written.map_err(Error::api(WRITE_STATUS, kind, &name))
+}
+
+/// Writes the difference of two statuses and returns the stored object: what this version does not
+/// know stays. The resource version is as in [`replace_status`].
+pub(crate) async fn patch_status<K, S: Serialize>(
+    api: &Api<K>,
+    metadata: &ObjectMeta,
+    [last, next]: [&S; 2],
+) -> Result<K, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let failed = Error::api(WRITE_STATUS, kind::<K>(), name);
+    let [last, next] = match (serde_json::to_value(last), serde_json::to_value(next)) {
+        (Ok(last), Ok(next)) => [last, next],
+        (Err(error), _) | (_, Err(error)) => return Err(failed(kube::Error::SerdeError(error))),
+    };
+    let patch = Patch::Merge(json!({
+        "metadata": {"resourceVersion": metadata.resource_version},
+        "status": difference(&last, next),
+    }));
+    let parameters = PatchParams {
+        field_manager: written_by_us().field_manager,
+        ..PatchParams::default()
+    };
+    api.patch_status(name, &parameters, &patch).await.map_err(failed)
+}
+
+/// The merge patch (RFC 7386) that turns `last` into `next`.
+fn difference(last: &Value, next: Value) -> Value {
+    match (last, next) {
+        (Value::Object(last), Value::Object(mut next)) => {
+            for (name, last) in last {
+                match next.remove(name) {
+                    Some(same) if same == *last => {}
+                    changed => {
+                        next.insert(name.clone(), difference(last, changed.unwrap_or_default()));
+                    }
+                }
+            }
+            next.into()
+        }
+        (_, next) => next,
+    }
 }
 
 pub(crate) fn written_by_us() -> PostParams {
@@ -85,13 +131,13 @@ where
                 Err(Error::LastOwnersObject {
                     kind,
                     name,
-                    owner: word::<O>(),
+                    owner: owner_word::<O>(),
                 })
             } else {
                 Err(Error::NameTaken {
                     kind,
                     name,
-                    owner: word::<O>(),
+                    owner: owner_word::<O>(),
                 })
             }
         }
@@ -148,10 +194,33 @@ pub(crate) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
 }
 
 /// The owner's kind in messages.
-fn word<O: Resource<DynamicType = ()>>() -> &'static str {
+pub(crate) fn owner_word<O: Resource<DynamicType = ()>>() -> &'static str {
     if kind::<O>() == kind::<ViTScalingStudy>() {
         "study"
     } else {
         "job"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_has_what_was_added_changed_and_removed() {
+        let last =
+            json!({"same": [1], "list": [1, 2], "inner": {"same": 1, "old": 1, "gone": {}}, "gone": 1});
+        let next =
+            json!({"same": [1], "list": [2], "inner": {"same": 1, "old": 2, "new": {"a": 1}}, "new": 1});
+        let patch = difference(&last, next);
+        let expected =
+            json!({"list": [2], "inner": {"old": 2, "gone": null, "new": {"a": 1}}, "gone": null, "new": 1});
+        assert_eq!(patch, expected);
+        assert_eq!(difference(&last, last.clone()), json!({}));
+        assert_eq!(
+            difference(&Value::Null, last.clone()),
+            last,
+            "there was no status"
+        );
     }
 }

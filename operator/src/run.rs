@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crds::{Phase, labels};
+use crds::{Phase, Stored, StoredJob, ViTScalingStudy, labels};
 use futures::future::{self, BoxFuture};
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
@@ -16,7 +16,7 @@ use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Config, ResourceExt as _};
-use planner::{GuardedJob, SharedPlanner};
+use planner::SharedPlanner;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +30,7 @@ use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::reconcile::{Context, Settings, error_policy, reconcile};
-use crate::studies::{self, GuardedStudy, Studies};
+use crate::studies::{self, Studies};
 use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
@@ -115,10 +115,10 @@ async fn run_on(
         planner.clone(),
         triggers.clone(),
     );
-    let jobs: Api<GuardedJob> = own_api(&client, namespace.as_deref());
+    let jobs: Api<StoredJob> = own_api(&client, namespace.as_deref());
     let capacity = triggers.clone();
     // The planner sees a change before any round does.
-    let known: Cache<GuardedJob> = Cache::new(move |event| {
+    let known: Cache<StoredJob> = Cache::new(move |event| {
         if planner.lock().follow_jobs(event) {
             // The receiver lives as long as the process.
             let _ = capacity.send(Trigger::Waiting);
@@ -166,7 +166,10 @@ async fn run_on(
         clock: clock.clone(),
     };
     let (studies, study_watch) = watch_studies(&client, namespace.as_deref(), Arc::clone(&study_changes));
-    let studies = Arc::new(Studies::new(Arc::clone(&context), studies));
+    let studies = Arc::new(Studies {
+        context: Arc::clone(&context),
+        known: studies,
+    });
     // Metrics and probes are served until the very end.
     let serving = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(
@@ -248,7 +251,7 @@ async fn stand_by(triggered: &mut mpsc::UnboundedReceiver<Trigger>, caches: &Cac
 
 /// Reconciles until `stop` is cancelled, then finishes the rounds in progress.
 async fn control(
-    controller: Controller<GuardedJob>,
+    controller: Controller<StoredJob>,
     context: Arc<Context>,
     triggered: mpsc::UnboundedReceiver<Trigger>,
     stop: CancellationToken,
@@ -283,13 +286,13 @@ fn watch_studies(
     client: &Client,
     namespace: Option<&str>,
     changes: Arc<Notify>,
-) -> (Cache<GuardedStudy>, BoxFuture<'static, ()>) {
-    let api: Api<GuardedStudy> = own_api(client, namespace);
+) -> (Cache<Stored<ViTScalingStudy>>, BoxFuture<'static, ()>) {
+    let api: Api<Stored<ViTScalingStudy>> = own_api(client, namespace);
     stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
 }
 
 /// Whether an event is about a job that a study may have created.
-fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
+fn is_of_study(event: &watcher::Event<StoredJob>) -> bool {
     match event {
         watcher::Event::Apply(job) | watcher::Event::InitApply(job) | watcher::Event::Delete(job) => {
             job.labels().contains_key(labels::STUDY_NAME)
@@ -310,7 +313,7 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
     let looked_at = stream::unfold((store.clone(), changes), |(store, changes)| async move {
         changes.notified().await;
         tokio::time::sleep(STUDY_ROUNDS).await;
-        let all: Vec<ObjectRef<GuardedStudy>> = store
+        let all: Vec<ObjectRef<Stored<ViTScalingStudy>>> = store
             .state()
             .iter()
             .map(|study| ObjectRef::from_obj(&**study))
@@ -329,8 +332,8 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
 /// Maps triggers to jobs to reconcile. Changes of capacity within [`WAITING_ROUNDS`] are batched.
 fn rounds(
     triggered: mpsc::UnboundedReceiver<Trigger>,
-    jobs: Store<GuardedJob>,
-) -> impl Stream<Item = ObjectRef<GuardedJob>> + Send + 'static {
+    jobs: Store<StoredJob>,
+) -> impl Stream<Item = ObjectRef<StoredJob>> + Send + 'static {
     let state = (triggered, jobs, None::<tokio::time::Instant>);
     stream::unfold(state, |(mut triggered, jobs, mut due)| async move {
         let at = due;
@@ -358,9 +361,9 @@ fn rounds(
     .flatten()
 }
 
-fn waiting(jobs: &Store<GuardedJob>) -> Vec<ObjectRef<GuardedJob>> {
+fn waiting(jobs: &Store<StoredJob>) -> Vec<ObjectRef<StoredJob>> {
     jobs.state_filter(|job| {
-        job.0.as_ref().is_ok_and(|job| {
+        job.readable().is_some_and(|job| {
             let phase = job.status.as_ref().and_then(|status| status.phase);
             phase == Some(Phase::Pending)
         })
@@ -399,7 +402,6 @@ mod tests {
     use ::http::{Method, Request, Response};
     use jiff::SignedDuration;
     use kube::client::Body;
-    use kube::core::DeserializeGuard;
     use serde_json::Value;
 
     use super::*;
@@ -438,7 +440,7 @@ mod tests {
         for (name, phase) in [("waiting", Phase::Pending), ("running", Phase::Running)] {
             let mut job = fixtures::job_in(phase, 1);
             job.metadata.name = Some(name.into());
-            writer.apply_watcher_event(&watcher::Event::Apply(DeserializeGuard(Ok(job))));
+            writer.apply_watcher_event(&watcher::Event::Apply(job.into()));
         }
         let (triggers, triggered) = mpsc::unbounded_channel();
         for _ in 0..100 {
@@ -476,14 +478,14 @@ mod tests {
     const PODS: usize = 100;
 
     /// A job whose large gang is placed and has no pods yet.
-    fn large_gang(index: usize) -> GuardedJob {
+    fn large_gang(index: usize) -> StoredJob {
         let mut job = fixtures::job_in(Phase::Starting, 1);
         job.metadata.name = Some(format!("large-{index}"));
         job.metadata.uid = Some(format!("uid-of-large-{index}"));
         job.spec.workers.nodes = i32::try_from(PODS).expect("few");
         let placement = job.status.as_mut().and_then(|status| status.placement.as_mut());
         placement.expect("a place").nodes = (0..PODS).map(|node| format!("node-{node}")).collect();
-        DeserializeGuard(Ok(job))
+        job.into()
     }
 
     #[tokio::test(start_paused = true)]
@@ -498,7 +500,7 @@ mod tests {
             .map(|node| fixtures::node(&format!("node-{node}"), "Tesla-T4", 1))
             .collect();
         let (jobs, changes) = futures::channel::mpsc::unbounded();
-        let changes = changes.inspect_ok(move |job: &GuardedJob| {
+        let changes = changes.inspect_ok(move |job: &StoredJob| {
             watched.watched(watcher::Event::Apply(job.clone()));
         });
         let context = Arc::new(Context::new(
@@ -552,8 +554,7 @@ mod tests {
             if !is_suspended && created.values().sum::<usize>() > PODS {
                 let mut job = fixtures::job_in(Phase::Suspending, 1);
                 job.spec.suspend = true;
-                jobs.unbounded_send(Ok(DeserializeGuard(Ok(job))))
-                    .expect("watched");
+                jobs.unbounded_send(Ok(job.into())).expect("watched");
                 is_suspended = true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

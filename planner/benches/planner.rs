@@ -11,7 +11,6 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::{Decision, Planner};
 use serde_json::{Value, json};
@@ -113,7 +112,7 @@ fn one_job(now: Timestamp, shape: Shape) -> Vec<f64> {
         let nodes = place(&mut planner, &job, now);
         let time = started.elapsed();
         assert_eq!(nodes, Some(128));
-        planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(job))));
+        planner.follow_jobs(&Event::Delete(job.into()));
         // Do not time the removal of a job.
         place(&mut planner, &never, now);
         time
@@ -154,7 +153,7 @@ fn replan(now: Timestamp) -> Vec<f64> {
 }
 
 fn apply(planner: &mut Planner, job: ViTTrainingJob) {
-    planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
+    planner.follow_jobs(&Event::Apply(job.into()));
 }
 
 /// How many nodes are promised to a job, with the reasons as in a reconcile; `None` if it waits.

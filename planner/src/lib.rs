@@ -22,5 +22,5 @@ mod survey;
 #[cfg(test)]
 mod fixtures;
 
-pub use planner::{Decision, GuardedJob, Planner, SharedPlanner, Waiting};
+pub use planner::{Decision, Planner, SharedPlanner, Waiting};
 pub use survey::{Survey, SurveyedGroup, SurveyedNode};

@@ -4,12 +4,12 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crds::Stored;
 use http::{HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::DeserializeGuard;
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -122,7 +122,7 @@ impl Cluster {
     }
 
     /// The objects of a kind in the namespace.
-    pub(crate) fn api<K: Kind>(&self) -> Api<K> {
+    pub(crate) fn api<K: Kind>(&self) -> Api<Stored<K>> {
         Api::namespaced(self.client.clone(), self.namespace())
     }
 
@@ -169,7 +169,7 @@ impl Cluster {
         all_namespaces: bool,
         labels: Option<&str>,
     ) -> Result<Vec<K>, Error> {
-        let api: Api<DeserializeGuard<K>> = if all_namespaces {
+        let api: Api<Stored<K>> = if all_namespaces {
             Api::all(self.client.clone())
         } else {
             Api::namespaced(self.client.clone(), self.namespace())
@@ -179,14 +179,13 @@ impl Cluster {
             ..ListParams::default()
         };
         let mut objects = vec![];
-        for DeserializeGuard(object) in self.list(api, params, &format!("list {}", K::NOUNS)).await? {
+        for Stored(object) in self.list(api, params, &format!("list {}", K::NOUNS)).await? {
             match object {
                 Ok(object) => objects.push(object),
-                Err(invalid) => report(&format!(
-                    "warning: {}/{} cannot be read by this plugin: {}",
-                    invalid.metadata.namespace.unwrap_or_default(),
-                    invalid.metadata.name.unwrap_or_default(),
-                    invalid.error
+                Err(unreadable) => report(&format!(
+                    "warning: {}/{} cannot be read by this plugin: {unreadable}",
+                    unreadable.object.namespace().unwrap_or_default(),
+                    unreadable.object.name_any()
                 )),
             }
         }
@@ -206,7 +205,7 @@ impl Cluster {
     /// A job or study by its name; if it does not exist, the error names others.
     pub(crate) async fn get<K: Kind>(&self, name: &Name<K>) -> Result<K, Error> {
         let object = self.api::<K>().get(name.as_str()).await;
-        self.about("get", name, object).await
+        Ok(self.about("get", name, object).await?.0?)
     }
 
     /// Merges this into a job or study.
@@ -265,7 +264,7 @@ impl Cluster {
                 format!("{} does not accept these credentials", self.server)
             }
             kube::Error::Api(status) => status.message,
-            kube::Error::SerdeError(error) => return Error::Unreadable(error),
+            kube::Error::SerdeError(error) => return Error::Unreadable(error.into()),
             error @ (kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_)) => {
                 return Error::Unreachable {
                     server: self.server.clone(),
@@ -330,6 +329,36 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use crds::ViTTrainingJob;
+    use serde_json::{Value, json};
+
+    use crate::fixtures;
+    use crate::kind::JobName;
+    use crate::mock::{Answer, server};
+
+    #[tokio::test]
+    async fn jobs_of_a_later_operator_are_shown_if_their_values_are_known() {
+        let status = json!({"phase": "Running", "attempt": 1, "later": 1});
+        let mut known: Value = json!(fixtures::job(status));
+        known["spec"]["later"] = 1.into();
+        let mut unknown = known.clone();
+        unknown["status"]["phase"] = "Later".into();
+        let cluster = server(move |request| match request.path.rsplit_once('/') {
+            Some((_, "known")) => Answer::json(&known),
+            Some((_, "unknown")) => Answer::json(&unknown),
+            _ => Answer::list(&[&known, &unknown]),
+        });
+        let [known, unknown] = ["known", "unknown"].map(|name| name.parse::<JobName>().expect("a name"));
+        assert_eq!(cluster.get(&known).await.expect("a job").spec.workers.nodes, 2);
+        let error = cluster.get(&unknown).await.expect_err("unreadable").to_string();
+        assert!(
+            error.starts_with("cannot read the API server's answer (status.phase: unknown variant `Later`"),
+            "{error}"
+        );
+        let listed: Vec<ViTTrainingJob> = cluster.list_readable(false, None).await.expect("jobs");
+        assert_eq!(listed.len(), 1);
+    }
+
     #[test]
     fn proposed_commands_go_to_the_same_place() {
         let place = crate::fixtures::place(" --context gpu");

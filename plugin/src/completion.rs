@@ -105,7 +105,14 @@ fn fetch<K: Kind>(connection: Connection) -> Option<Vec<K>> {
         let asking = async {
             let cluster = Cluster::connect(&connection).await.ok()?;
             let params = ListParams::default().limit(MOST);
-            Some(cluster.api().list(&params).await.ok()?.items)
+            let listed = cluster.api().list(&params).await.ok()?;
+            Some(
+                listed
+                    .items
+                    .into_iter()
+                    .filter_map(|stored| stored.0.ok())
+                    .collect(),
+            )
         };
         tokio::time::timeout(TIMEOUT, asking).await.ok()?
     })

@@ -87,7 +87,7 @@ pub(crate) enum Error {
     Refused { doing: String, message: String },
     /// An object that this version cannot read.
     #[error("cannot read the API server's answer ({0}): is this plugin older than the operator?")]
-    Unreadable(#[source] serde_json::Error),
+    Unreadable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A wait that timed out.
     #[error("timed out after {limit} waiting for {what}: {state}")]
     TimedOut {
@@ -145,6 +145,12 @@ impl Error {
             | Self::Report(_)
             | Self::Yaml(_) => Exit::Error,
         }
+    }
+}
+
+impl From<Box<crds::Unreadable>> for Error {
+    fn from(why: Box<crds::Unreadable>) -> Self {
+        Self::Unreadable(why)
     }
 }
 

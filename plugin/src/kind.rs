@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crds::conditions::types;
 use crds::study::status::StudyPhase;
-use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
+use crds::{Phase, SpecSchema, ViTScalingStudy, ViTTrainingJob};
 use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use serde::Serialize;
@@ -18,6 +18,7 @@ use crate::summary;
 /// A kind of object, for commands that support several kinds.
 pub(crate) trait Kind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + SpecSchema
     + Clone
     + Debug
     + DeserializeOwned

@@ -51,7 +51,8 @@ pub(crate) fn object(value: &impl Serialize, names: &[String], format: Format) -
         Format::Name => print(&names.iter().map(|name| format!("{name}\n")).collect::<String>()),
         Format::Yaml => print(&serde_saphyr::to_string(value)?),
         Format::Json | Format::Wide => {
-            let text = serde_json::to_string_pretty(value).map_err(Error::Unreadable)?;
+            let text =
+                serde_json::to_string_pretty(value).map_err(|error| Error::Unreadable(error.into()))?;
             print(&format!("{text}\n"))
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crds::Stored;
 use futures::{Stream, StreamExt as _};
 use jiff::SignedDuration;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -80,7 +81,7 @@ pub(crate) async fn wait_reporting<K: Kind, T>(
         let mut changes = changes(cluster, name);
         while let Some(change) = changes.next().await {
             let object = match change {
-                Ok(object) => object,
+                Ok(stored) => stored.map(|stored| stored.0).transpose()?,
                 Err(error) => {
                     warn_or_fail(cluster, name, error)?;
                     continue;
@@ -105,7 +106,7 @@ pub(crate) async fn wait_reporting<K: Kind, T>(
 pub(crate) fn changes<K: Kind>(
     cluster: &Cluster,
     name: &Name<K>,
-) -> impl Stream<Item = watcher::Result<Option<K>>> + Unpin + use<K> {
+) -> impl Stream<Item = watcher::Result<Option<Stored<K>>>> + Unpin + use<K> {
     let changes = watcher::watch_object(cluster.api::<K>(), name.as_str());
     changes.default_backoff().boxed()
 }

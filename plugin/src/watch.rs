@@ -90,7 +90,8 @@ async fn draw<K: Kind>(
         let mut ended = None;
         tokio::select! {
             change = changes.next() => match change {
-                Some(Ok(changed)) => {
+                Some(Ok(stored)) => {
+                    let changed = stored.map(|stored| stored.0).transpose()?;
                     ended = end(name, changed.as_ref());
                     object = changed;
                 }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crds::{ViTTrainingJob, conditions};
+use crds::{StoredJob, ViTTrainingJob, conditions};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -94,7 +94,7 @@ async fn apply_one(
             );
             context.publish(job.object_ref(&()), vec![expired]);
             let parameters = with_uid(job.uid(), DeleteParams::background());
-            remove::<ViTTrainingJob>(client, job, job.name_any(), parameters).await
+            remove::<StoredJob>(client, job, job.name_any(), parameters).await
         }
     }
 }

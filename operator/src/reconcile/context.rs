@@ -5,12 +5,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use crds::labels;
+use crds::{StoredJob, labels};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
 use kube::runtime::events::{Event, Recorder, Reporter};
 use kube::{Client, Resource as _};
-use planner::{GuardedJob, SharedPlanner};
+use planner::SharedPlanner;
 use tokio::sync::{Semaphore, mpsc};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
@@ -52,7 +52,7 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// The same for calls that release GPUs, so that they do not queue behind the creation of pods.
     pub(super) urgent: Client,
-    pub(crate) jobs: Cache<GuardedJob>,
+    pub(crate) jobs: Cache<StoredJob>,
     pub(crate) caches: Caches,
     pub(crate) memory: Arc<Memory>,
     pub(crate) metrics: Arc<Metrics>,
@@ -75,7 +75,7 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(
         client: Client,
-        jobs: Cache<GuardedJob>,
+        jobs: Cache<StoredJob>,
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,

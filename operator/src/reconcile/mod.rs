@@ -7,8 +7,8 @@
 //! 5. one write of the [`status`] if anything changed, and its [`events`].
 //!
 //! Steps 2 and 3 are pure, except that the planner finds and promises GPUs. [`pace`] has the times
-//! between rounds, [`memory`] keeps agents' answers and what else the caches lack, and [`unreadable`]
-//! handles jobs that cannot be decoded.
+//! between rounds, and [`memory`] keeps agents' answers and what else the caches lack. Jobs that this
+//! version cannot read are [left alone](crate::stored).
 
 mod agents;
 mod apply;
@@ -24,7 +24,6 @@ mod poll;
 mod round;
 mod status;
 mod step;
-mod unreadable;
 
 pub(crate) use context::{Context, Settings};
 pub(crate) use events::event;

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crds::status::ViTTrainingJobStatus;
-use crds::{Phase, ViTTrainingJob};
+use crds::{Phase, StoredJob, ViTTrainingJob};
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
-use planner::GuardedJob;
 
 use super::context::Context;
 use super::poll::PROGRESS_INTERVAL;
@@ -71,9 +70,9 @@ pub(super) fn pace_of_starts(context: &Context) -> Duration {
 }
 
 /// When to try again after an error.
-pub(crate) fn error_policy(job: Arc<GuardedJob>, error: &Error, context: Arc<Context>) -> Action {
+pub(crate) fn error_policy(job: Arc<StoredJob>, error: &Error, context: Arc<Context>) -> Action {
     match error {
-        Error::InvalidObject(_) => Action::await_change(),
+        Error::Unreadable { .. } => Action::await_change(),
         // It will be gone soon, and no event of this job reports it.
         Error::LastOwnersObject { .. } => Action::requeue(IN_MOTION),
         error if error.is_conflict() => Action::requeue(CATCH_UP),

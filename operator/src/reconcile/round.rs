@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crds::status::ViTTrainingJobStatus;
-use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions};
-use kube::core::DeserializeGuard;
+use crds::{InvalidJob, Phase, StoredJob, ValidatedJob, ViTTrainingJob, conditions};
 use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use kube::{Api, Resource as _, ResourceExt as _};
-use planner::GuardedJob;
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
@@ -17,35 +15,33 @@ use super::context::Context;
 use super::observation::Observation;
 use super::pace::can_wait;
 use super::step::{Step, Write};
-use super::{apply, decide, events, observe, poll, status, unreadable};
+use super::{apply, decide, events, observe, poll, status};
 use crate::error::Error;
 use crate::objects;
+use crate::stored::leave_alone;
 use crate::watch::trigger::Trigger;
 
 /// Runs one round, and times, logs and counts it.
-pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -> Result<Action, Error> {
+pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> Result<Action, Error> {
     let span = info_span!(
         "reconcile",
         id = context.rounds.fetch_add(1, Ordering::Relaxed),
-        job = guarded.name_any(),
-        namespace = guarded.namespace().unwrap_or_default(),
-        attempt = guarded
-            .0
-            .as_ref()
-            .ok()
+        job = stored.name_any(),
+        namespace = stored.namespace().unwrap_or_default(),
+        attempt = stored
+            .readable()
             .and_then(|job| job.status.as_ref())
             .map_or(0, |status| status.attempt),
     );
     let started = Instant::now();
-    let uid = guarded.uid().unwrap_or_default();
-    let result = match &guarded.0 {
-        Ok(job) => round(&context, job).instrument(span.clone()).await,
-        Err(invalid) => {
-            unreadable::round(&context, invalid)
-                .instrument(span.clone())
-                .await
+    let uid = stored.uid().unwrap_or_default();
+    let running = async {
+        match &stored.0 {
+            Ok(job) => round(&context, job).await,
+            Err(unreadable) => leave_alone::<ViTTrainingJob>(&context.client, unreadable).await,
         }
     };
+    let result = running.instrument(span.clone()).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
         Ok(_) => context.memory.succeeded(&uid),
@@ -66,7 +62,7 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
                 "Reconcile",
                 &error.to_string(),
             );
-            span.in_scope(|| context.publish(guarded.object_ref(&()), vec![event]));
+            span.in_scope(|| context.publish(stored.object_ref(&()), vec![event]));
         }
     }
     result
@@ -167,13 +163,9 @@ async fn write_status(
         return Ok(());
     }
     let client = context.client_for(step.is_urgent).clone();
-    let api: Api<ViTTrainingJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
-    let object = ViTTrainingJob {
-        status: Some(next.clone()),
-        ..job.clone()
-    };
-    let written = objects::replace_status(&api, objects::kind::<ViTTrainingJob>(), &object).await?;
-    context.jobs.answered(DeserializeGuard(Ok(written)));
+    let api: Api<StoredJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
+    let written = objects::patch_status(&api, &job.metadata, [&job.status, &Some(next.clone())]).await?;
+    context.jobs.answered(written);
     context.memory.wrote(&uid, next.phase);
     count(context, job, &last, &next, seen.now);
     if last.phase != next.phase {

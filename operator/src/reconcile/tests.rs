@@ -5,18 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crds::status::FailedNodeStatus;
-use crds::{Phase, ViTTrainingJob, conditions};
+use crds::{Phase, StoredJob, ViTTrainingJob, conditions};
 use futures::future::LocalBoxFuture;
 use http::{Method, Request, Response};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::client::Body;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::watcher::Event as WatchEvent;
 use kube::{Api, Client, ResourceExt as _};
-use planner::{GuardedJob, SharedPlanner};
+use planner::SharedPlanner;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower_test::mock::{self, Handle};
@@ -39,13 +38,14 @@ use crate::watch::trigger::Trigger;
 
 mod answers;
 mod faults;
+mod later;
 
 type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
 /// Acts as an API server, stores the job, and returns its calls: Events last, because they are
 /// published in the background. Pods are deleted by uid unless the call says otherwise.
-async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, server: Rounds) -> Vec<String> {
+async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<Value>>, server: Rounds) -> Vec<String> {
     let (mut calls, mut events) = (Vec::new(), Vec::new());
     while let Some((request, answer)) = handle.next_request().await {
         let (parts, body) = request.into_parts();
@@ -53,7 +53,10 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<ViTTrainingJob>>, ser
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let path: Vec<&str> = parts.uri.path().trim_matches('/').split('/').collect();
         let (code, response, object) = match (&parts.method, &path[..]) {
-            (&Method::PUT, [.., "status"]) => write_status(&stored, &body),
+            (&Method::PATCH, [.., "status"]) => match server.denied {
+                Some(("status", code, _)) => (code, failure(code, "Denied"), "status".into()),
+                _ => write_status(&stored, &body),
+            },
             // A repeated Event becomes a series.
             (&Method::PATCH, [.., "events", _]) => {
                 (200, body.clone(), format!("event {}", text(&body["reason"])))
@@ -143,17 +146,21 @@ pub(super) fn failure(code: u16, reason: &str) -> Value {
     json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
 
-fn write_status(stored: &Mutex<ViTTrainingJob>, body: &Value) -> (u16, Value, String) {
+fn write_status(stored: &Mutex<Value>, body: &Value) -> (u16, Value, String) {
     let mut job = stored.lock().expect("a job");
-    let object = format!("status {}", text(&body["status"]["phase"]));
-    let version = job.metadata.resource_version.clone().expect("a version");
-    if body["metadata"]["resourceVersion"] != version {
-        return (409, failure(409, "Conflict"), object);
+    let version = text(&job["metadata"]["resourceVersion"]).to_owned();
+    let fits = body["metadata"]["resourceVersion"] == version;
+    if fits {
+        json_patch::merge(&mut job["status"], &body["status"]);
+        let version: u64 = version.parse().expect("a number");
+        job["metadata"]["resourceVersion"] = (version + 1).to_string().into();
     }
-    let version: u64 = version.parse().expect("a number");
-    job.metadata.resource_version = Some((version + 1).to_string());
-    job.status = serde_json::from_value(body["status"].clone()).expect("a status");
-    (200, serde_json::to_value(&*job).expect("a job"), object)
+    let object = format!("status {}", text(&job["status"]["phase"]));
+    if fits {
+        (200, job.clone(), object)
+    } else {
+        (409, failure(409, "Conflict"), object)
+    }
 }
 
 fn nodes<const NODES: usize>(names: [&str; NODES]) -> Vec<Node> {
@@ -209,31 +216,46 @@ impl Rounds {
     ) -> LocalBoxFuture<'static, (Vec<String>, ViTTrainingJob, Result<Action, Error>)> {
         // Boxed, because jobs are large.
         Box::pin(async move {
-            let (service, handle) = mock::pair();
-            let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
-            let context = context_with(service, caches, mpsc::unbounded_channel().0, self.pod_groups);
-            let (stored, happens) = (Arc::new(Mutex::new(job)), self.happens);
-            let server = tokio::spawn(serve(handle, Arc::clone(&stored), self));
-            let mut result = Ok(Action::await_change());
-            for round in 0..rounds {
-                if let Some(happens) = happens {
-                    happens(&context.planner, round);
-                    tokio::time::advance(Duration::from_secs(1)).await;
-                }
-                let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
-                apply_event(&context, &guarded);
-                result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
-            }
-            // The server ends with its last client.
-            drop(context);
-            let calls = tokio::time::timeout(Duration::from_secs(10), server)
-                .await
-                .expect("all clients are gone")
-                .expect("served");
-            let job = stored.lock().expect("a job").clone();
-            (calls, job, result)
+            let job = serde_json::to_value(job).expect("a job");
+            let (calls, job, mut results) = self.run_stored(job, rounds).await;
+            let job = serde_json::from_value(job).expect("a job");
+            (calls, job, results.pop().expect("a round"))
         })
     }
+
+    /// The same for a job that any version may have written, with all results.
+    async fn run_stored(self, job: Value, rounds: usize) -> (Vec<String>, Value, Vec<Result<Action, Error>>) {
+        let (service, handle) = mock::pair();
+        let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
+        let context = context_with(service, caches, mpsc::unbounded_channel().0, self.pod_groups);
+        let stored = Arc::new(Mutex::new(job));
+        let happens = self.happens;
+        let server = tokio::spawn(serve(handle, Arc::clone(&stored), self));
+        let mut results = Vec::new();
+        for round in 0..rounds {
+            if let Some(happens) = happens {
+                happens(&context.planner, round);
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+            let job = read(&stored);
+            apply_event(&context, &job);
+            results.push(reconcile(Arc::new(job), Arc::clone(&context)).await);
+        }
+        // The server ends with its last client.
+        drop(context);
+        let calls = tokio::time::timeout(Duration::from_secs(10), server)
+            .await
+            .expect("all clients are gone")
+            .expect("served");
+        let job = stored.lock().expect("a job").clone();
+        (calls, job, results)
+    }
+}
+
+/// The job as a watch delivers it.
+fn read(stored: &Mutex<Value>) -> StoredJob {
+    let stored = stored.lock().expect("a job").clone();
+    serde_json::from_value(stored).expect("it has metadata")
 }
 
 /// The context of rounds in a cluster with these objects.
@@ -282,7 +304,7 @@ fn context_with(
 }
 
 /// Applies a changed job as the watch of jobs does.
-fn apply_event(context: &Context, job: &GuardedJob) {
+fn apply_event(context: &Context, job: &StoredJob) {
     context.jobs.watched(WatchEvent::Apply(job.clone()));
 }
 
@@ -322,7 +344,7 @@ async fn a_gang_is_placed_then_created_once() {
     assert_eq!(
         calls,
         [
-            "PUT status Starting",
+            "PATCH status Starting",
             "POST configmaps digits-1",
             "POST services digits",
             "POST networkpolicies digits",
@@ -414,7 +436,7 @@ async fn a_failure_is_recorded_before_its_pods_are_deleted() {
     assert_eq!(
         sorted(calls),
         sorted([
-            "PUT status Restarting",
+            "PATCH status Restarting",
             "DELETE pods digits-1-0 within 30 s",
             "DELETE pods digits-1-1 within 30 s",
             "POST event AttemptFailed",
@@ -431,7 +453,7 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
         ..Rounds::fresh()
     };
     let (calls, job, result) = rounds.run(fixtures::job(), 3).await;
-    assert_eq!(calls, ["PUT status Pending", "POST event NoFittingGroup"]);
+    assert_eq!(calls, ["PATCH status Pending", "POST event NoFittingGroup"]);
     assert_eq!(result.expect("reconciled"), Action::requeue(WAITING));
     let status = job.status.expect("a status");
     let placed = status.condition(conditions::types::PLACED).expect("a condition");
@@ -466,7 +488,10 @@ async fn reasons_of_a_job_that_waits_are_written_at_once_and_their_counts_and_na
             ..Rounds::fresh()
         };
         let (calls, job, _) = rounds.run(job.clone(), seconds).await;
-        let puts = calls.iter().filter(|call| *call == "PUT status Pending").count();
+        let puts = calls
+            .iter()
+            .filter(|call| *call == "PATCH status Pending")
+            .count();
         assert_eq!(
             (puts, calls.len()),
             (writes, writes + 1),
@@ -511,7 +536,7 @@ async fn a_gang_is_placed_without_the_node_whose_gpu_failed_which_stays_in_the_s
     };
     let (calls, job, result) = rounds.run(job, 1).await;
     result.expect("reconciled");
-    assert_eq!(calls, ["PUT status Starting", "POST event GangFits"]);
+    assert_eq!(calls, ["PATCH status Starting", "POST event GangFits"]);
     let status = job.status.expect("a status");
     assert_eq!(status.placement.expect("a placement").nodes, ["a", "c"]);
     assert_eq!(status.failed_nodes, [failed]);
@@ -524,7 +549,7 @@ async fn a_job_that_succeeds_gives_back_its_service_and_keeps_its_pods() {
     assert_eq!(
         calls,
         [
-            "PUT status Succeeded",
+            "PATCH status Succeeded",
             "DELETE services digits",
             "DELETE networkpolicies digits",
             "POST event AllEpochsDone",
@@ -559,7 +584,7 @@ async fn an_object_of_someone_else_is_left_alone() {
             "POST configmaps digits-1",
             "POST services digits",
             "GET services digits",
-            "PUT status Starting",
+            "PATCH status Starting",
             "POST event ReconcileFailed",
         ]
     );
@@ -600,7 +625,7 @@ async fn what_the_last_job_of_the_name_has_left_is_waited_for() {
     for _ in 0..9 {
         context.memory.failed(fixtures::UID);
     }
-    let next = error_policy(Arc::new(DeserializeGuard(Ok(job))), &error, context);
+    let next = error_policy(Arc::new(job.into()), &error, context);
     assert_eq!(next, Action::requeue(IN_MOTION), "however often");
 }
 
@@ -632,9 +657,9 @@ async fn deletions(rounds: Rounds) -> (Vec<String>, Result<Action, Error>) {
 async fn a_server_that_does_not_answer_holds_no_round_for_good() {
     let (service, mut handle) = mock::pair();
     let context = context(service, &Rounds::fresh().nodes, &[], &[]);
-    let guarded = DeserializeGuard(Ok(fixtures::job()));
-    apply_event(&context, &guarded);
-    let round = tokio::spawn(reconcile(Arc::new(guarded), Arc::clone(&context)));
+    let stored = StoredJob::from(fixtures::job());
+    apply_event(&context, &stored);
+    let round = tokio::spawn(reconcile(Arc::new(stored), Arc::clone(&context)));
     let mut unanswered = Vec::new();
     while !round.is_finished() {
         let patience = tokio::time::timeout(CALL_TIMEOUT, handle.next_request()).await;
@@ -718,7 +743,7 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
     };
     let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 3).await;
     assert_eq!(result.expect_err("refused").category(), "NameTaken");
-    let written = calls.iter().filter(|call| call.starts_with("PUT status"));
+    let written = calls.iter().filter(|call| call.starts_with("PATCH status"));
     assert_eq!(written.count(), 1, "{calls:?}");
     let status = job.status.expect("a status");
     let running = status.condition(conditions::types::RUNNING).expect("a condition");
@@ -744,7 +769,7 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
         let mut job = fixtures::job();
         job.metadata.name = Some(name.into());
         job.metadata.uid = Some(format!("uid-of-{name}"));
-        apply_event(&context, &DeserializeGuard(Ok(job.clone())));
+        apply_event(&context, &job.clone().into());
         job
     });
     let mut plans = Vec::new();

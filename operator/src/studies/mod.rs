@@ -14,7 +14,7 @@ mod round;
 mod runs;
 mod status;
 
-pub(crate) use round::{GuardedStudy, Studies, error_policy, reconcile};
+pub(crate) use round::{Studies, error_policy, reconcile};
 
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,13 @@
 //! One round of one study.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crds::conditions::reasons;
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
-use crds::{ViTScalingStudy, ViTTrainingJob};
+use crds::{Stored, StoredJob, ViTScalingStudy};
 use kube::api::DeleteParams;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 
@@ -21,12 +20,10 @@ use super::next::{Creation, deletable, next};
 use super::observation::{Observation, nodes};
 use super::{runs, status};
 use crate::error::{self, Error};
-use crate::objects::{create, delete, kind, replace_status, with_uid};
+use crate::objects::{create, delete, patch_status, with_uid};
 use crate::reconcile::{Context, event};
+use crate::stored::leave_alone;
 use crate::watch::cache::Cache;
-
-/// A study, or why it cannot be decoded.
-pub(crate) type GuardedStudy = DeserializeGuard<ViTScalingStudy>;
 
 /// Between rounds of a running study; its jobs' changes usually trigger earlier.
 const UNDER_WAY: Duration = Duration::from_secs(10);
@@ -36,51 +33,31 @@ const CATCH_UP: Duration = Duration::from_millis(200);
 /// State shared by rounds of studies.
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
-    pub(crate) known: Cache<GuardedStudy>,
-    /// Versions of studies already reported as undecodable.
-    reported: Mutex<HashSet<(String, String)>>,
-}
-
-impl Studies {
-    pub(crate) fn new(context: Arc<Context>, known: Cache<GuardedStudy>) -> Self {
-        Self {
-            context,
-            known,
-            reported: Mutex::default(),
-        }
-    }
-
-    /// Whether it is new that this version of a study cannot be decoded.
-    fn is_news(&self, study: &GuardedStudy) -> bool {
-        let version = (
-            study.uid().unwrap_or_default(),
-            study.resource_version().unwrap_or_default(),
-        );
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        reported.insert(version)
-    }
+    pub(crate) known: Cache<Stored<ViTScalingStudy>>,
 }
 
 /// Runs one round, and logs and counts it.
-pub(crate) async fn reconcile(guarded: Arc<GuardedStudy>, studies: Arc<Studies>) -> Result<Action, Error> {
+pub(crate) async fn reconcile(
+    stored: Arc<Stored<ViTScalingStudy>>,
+    studies: Arc<Studies>,
+) -> Result<Action, Error> {
     let span = info_span!(
         "reconcile",
-        study = guarded.name_any(),
-        namespace = guarded.namespace().unwrap_or_default()
+        study = stored.name_any(),
+        namespace = stored.namespace().unwrap_or_default()
     );
     let context = &studies.context;
     let started = Instant::now();
-    let result = match &guarded.0 {
-        Ok(study) => {
-            let round = Box::pin(round(&studies, Arc::new(study.clone())));
-            round.instrument(span.clone()).await
+    let running = async {
+        match &stored.0 {
+            Ok(study) => Box::pin(round(&studies, Arc::new(study.clone()))).await,
+            Err(unreadable) => leave_alone::<ViTScalingStudy>(&context.client, unreadable).await,
         }
-        Err(invalid) if studies.is_news(&guarded) => Err(Error::InvalidStudy(Box::new(invalid.clone()))),
-        Err(_) => return Ok(Action::await_change()),
     };
+    let result = running.instrument(span.clone()).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
-        Ok(_) => context.memory.succeeded(&guarded.uid().unwrap_or_default()),
+        Ok(_) => context.memory.succeeded(&stored.uid().unwrap_or_default()),
         Err(error) if error.is_of_deleted() => return Ok(Action::await_change()),
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
@@ -95,16 +72,20 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedStudy>, studies: Arc<Studies>)
                 "Reconcile",
                 &error.to_string(),
             );
-            span.in_scope(|| context.publish(guarded.object_ref(&()), vec![event]));
+            span.in_scope(|| context.publish(stored.object_ref(&()), vec![event]));
         }
     }
     result
 }
 
 /// When to try again after an error.
-pub(crate) fn error_policy(study: Arc<GuardedStudy>, error: &Error, studies: Arc<Studies>) -> Action {
+pub(crate) fn error_policy(
+    study: Arc<Stored<ViTScalingStudy>>,
+    error: &Error,
+    studies: Arc<Studies>,
+) -> Action {
     match error {
-        Error::InvalidStudy(_) => Action::await_change(),
+        Error::Unreadable { .. } => Action::await_change(),
         error if error.is_conflict() => Action::requeue(CATCH_UP),
         _ => Action::requeue(error::back_off(
             studies.context.memory.failed(&study.uid().unwrap_or_default()),
@@ -175,7 +156,7 @@ fn is_over(study: &ViTScalingStudy) -> bool {
 /// The jobs of a study, the oldest first.
 fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<StudyJob> {
     let state = context.jobs.store().state();
-    let known = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+    let known = state.iter().filter_map(|stored| stored.readable());
     let of_study = known.filter_map(|job| StudyJob::new(Arc::new(job.clone()), study));
     let mut jobs: Vec<StudyJob> = of_study.collect();
     jobs.sort_by_cached_key(|job| (job.job.creation_timestamp(), job.job.name_any()));
@@ -218,7 +199,7 @@ fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
         )
     };
     let state = studies.known.store().state();
-    let others = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+    let others = state.iter().filter_map(|stored| stored.readable());
     let mut first: Vec<&ViTScalingStudy> = others
         .filter(|other| other.namespace() == own.namespace() && other.uid() != own.uid())
         .filter(|other| {
@@ -242,7 +223,7 @@ async fn delete_jobs(
     doomed: impl Iterator<Item = &StudyJob>,
 ) -> Result<(), Error> {
     let namespace = study.namespace().unwrap_or_default();
-    let jobs: Api<ViTTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
+    let jobs: Api<StoredJob> = Api::namespaced(context.client.clone(), &namespace);
     for StudyJob { job, .. } in doomed {
         let parameters = with_uid(job.uid(), DeleteParams::foreground());
         delete(&jobs, job.name_any(), parameters).await?;
@@ -252,7 +233,7 @@ async fn delete_jobs(
 }
 
 async fn create_job(context: &Context, study: &ViTScalingStudy, creation: &Creation) -> Result<(), Error> {
-    let own = create(&context.client, study, creation.job.clone()).await?;
+    let own = create(&context.client, study, StoredJob::from(creation.job.clone())).await?;
     if own.is_new {
         info!(
             job = creation.job.name_any(),
@@ -273,13 +254,9 @@ async fn write_status(
     if next == last {
         return Ok(Arc::clone(study));
     }
-    let api: Api<ViTScalingStudy> =
+    let api: Api<Stored<ViTScalingStudy>> =
         Api::namespaced(context.client.clone(), &study.namespace().unwrap_or_default());
-    let object = ViTScalingStudy {
-        status: Some(next.clone()),
-        ..ViTScalingStudy::clone(study)
-    };
-    let written = replace_status(&api, kind::<ViTScalingStudy>(), &object).await?;
+    let written = patch_status(&api, &study.metadata, [&study.status, &Some(next.clone())]).await?;
     if last.phase != next.phase {
         info!(
             from = last.phase.map_or("new", StudyPhase::as_str),
@@ -288,7 +265,8 @@ async fn write_status(
         );
         context.publish(study.object_ref(&()), ended(&next).into_iter().collect());
     }
-    Ok(Arc::new(written))
+    let unreadable = |why| Error::Unreadable { object: "study", why };
+    Ok(Arc::new(written.0.map_err(unreadable)?))
 }
 
 /// The Event of a finished study.

@@ -14,13 +14,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crds::ViTTrainingJob;
+use crds::StoredJob;
 use crds::status::{RejectedGroup, WaitStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -34,9 +33,6 @@ use crate::policy::request::{GangRequest, Shape};
 use cluster_state::ClusterState;
 use jobs::Job;
 use pass::Pass;
-
-/// A job of the API server, decodable or not.
-pub type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 
 /// The decision about a job that requests GPUs.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -157,8 +153,8 @@ impl Planner {
 
     /// Handles an event of a job. Returns whether it may matter to waiting jobs: a job left the
     /// queue, or released GPUs without pods, or nodes that the pass held for it.
-    pub fn follow_jobs(&mut self, event: &Event<GuardedJob>) -> bool {
-        let key = |job: &GuardedJob| job.uid().unwrap_or_default();
+    pub fn follow_jobs(&mut self, event: &Event<StoredJob>) -> bool {
+        let key = |job: &StoredJob| job.uid().unwrap_or_default();
         let (job, gone) = self.listed_jobs.follow(event, key, self.jobs.keys());
         let is_news = gone.iter().fold(false, |is_news, uid| self.remove(uid) | is_news);
         job.map_or(is_news, |job| self.put(job))
@@ -258,9 +254,9 @@ impl Planner {
         }
     }
 
-    fn put(&mut self, job: &GuardedJob) -> bool {
+    fn put(&mut self, job: &StoredJob) -> bool {
         let uid = job.uid().unwrap_or_default();
-        let Ok(job) = &job.0 else {
+        let Some(job) = job.readable() else {
             return self.set_aside(&uid);
         };
         if !job.is_for_vit_operator() {
@@ -286,7 +282,7 @@ impl Planner {
         self.promise(&uid) || waits_no_more || has_shrunk
     }
 
-    /// An undecodable job keeps its promise and leaves the queue. Returns whether it was queued.
+    /// A job that cannot be read keeps its promise and leaves the queue. Returns whether it was queued.
     fn set_aside(&mut self, uid: &str) -> bool {
         let Some(mut job) = self.jobs.remove(uid) else {
             return false;

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crds::status::PlacementStatus;
 use crds::{Phase, ViTTrainingJob};
-use kube::core::DeserializeGuard;
 use proptest::prelude::*;
 
 use super::*;
@@ -81,7 +80,7 @@ impl World {
             }
             Step::Job(index, nodes, gpus, has_class) => {
                 if let Some(job) = self.jobs.get(&index).cloned() {
-                    self.planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
+                    self.planner.follow_jobs(&Event::Apply(job.into()));
                     return;
                 }
                 let mut job = fixtures::job();
@@ -155,7 +154,7 @@ impl World {
                 if let Some(job) = self.jobs.remove(&index) {
                     self.recorded.remove(&uid(index));
                     self.open.remove(&uid(index));
-                    let event = Event::Delete(DeserializeGuard(Ok(job)));
+                    let event = Event::Delete(job.into());
                     self.planner.follow_jobs(&event);
                 }
             }
@@ -173,7 +172,7 @@ impl World {
         job.metadata.resource_version = Some(self.version.to_string());
         self.open.remove(&uid(index));
         self.jobs.insert(index, job.clone());
-        let event = Event::Apply(DeserializeGuard(Ok(job)));
+        let event = Event::Apply(job.into());
         self.planner.follow_jobs(&event);
     }
 

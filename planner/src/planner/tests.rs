@@ -4,7 +4,6 @@ use crds::spec::Homogeneity;
 use crds::status::SlowNodeStatus;
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::DeserializeGuard;
 
 use super::*;
 use crate::fixtures::{self, at};
@@ -20,15 +19,15 @@ fn planner(nodes: &[&str]) -> Planner {
 }
 
 /// Another version of the job.
-fn event(job: &ViTTrainingJob) -> Event<GuardedJob> {
+fn event(job: &ViTTrainingJob) -> Event<StoredJob> {
     static VERSION: AtomicU64 = AtomicU64::new(101);
     let mut job = job.clone();
     job.metadata.resource_version = Some(VERSION.fetch_add(1, Ordering::Relaxed).to_string());
-    Event::Apply(DeserializeGuard(Ok(job)))
+    Event::Apply(job.into())
 }
 
-fn deleted(job: &ViTTrainingJob) -> Event<GuardedJob> {
-    Event::Delete(DeserializeGuard(Ok(job.clone())))
+fn deleted(job: &ViTTrainingJob) -> Event<StoredJob> {
+    Event::Delete(job.clone().into())
 }
 
 /// A job of this many nodes, created at this second.
@@ -148,7 +147,7 @@ fn a_promise_lasts_while_its_job_is_known_at_the_version_to_which_it_was_made() 
     };
     let lists = [
         Event::Init,
-        Event::InitApply(DeserializeGuard(Ok(waits.clone()))),
+        Event::InitApply(waits.clone().into()),
         Event::InitDone,
     ];
     let known = |planner: &mut Planner| {
@@ -409,9 +408,9 @@ fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
     assert_eq!(planner.nodes_for("waits"), "");
     let unreadable = |job: &ViTTrainingJob| {
         let error = serde_json::json!({"metadata": job.metadata, "spec": "of another version"});
-        let guarded: GuardedJob = serde_json::from_value(error).expect("it has metadata");
-        assert!(guarded.0.is_err());
-        Event::Apply(guarded)
+        let stored: StoredJob = serde_json::from_value(error).expect("it has metadata");
+        assert!(stored.readable().is_none());
+        Event::Apply(stored)
     };
     assert!(!planner.follow_jobs(&unreadable(&starts)), "it waits for nothing");
     assert!(planner.follow_jobs(&unreadable(&waits)), "others may go ahead");

@@ -4,7 +4,7 @@ mod defaults;
 mod manifest;
 
 use contract::progress_line::significant;
-use crds::{ValidatedJob, ViTTrainingJob, validate};
+use crds::{Stored, ValidatedJob, ViTTrainingJob, validate};
 use kube::api::PostParams;
 
 use crate::cluster::{Cluster, Connection};
@@ -72,8 +72,10 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
         ..PostParams::default()
     };
     let name = &arguments.job.name;
-    let created = match cluster.api::<ViTTrainingJob>().create(&params, &made.job).await {
-        Ok(created) => created,
+    // Boxed, because jobs are large.
+    let sent = Box::new(Stored::from(made.job.clone()));
+    let created = match cluster.api::<ViTTrainingJob>().create(&params, &sent).await {
+        Ok(created) => created.0?,
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             return Err(exists(&cluster, name).await);
         }
@@ -115,8 +117,8 @@ fn make(asked: &Job, namespace: Option<&str>) -> Result<Made, Error> {
 
 async fn exists(cluster: &Cluster, name: &JobName) -> Error {
     let state = match cluster.api::<ViTTrainingJob>().get(name.as_str()).await {
-        Ok(job) => format!(", and is {}", summary::summary(&job)),
-        Err(_) => String::new(),
+        Ok(Stored(Ok(job))) => format!(", and is {}", summary::summary(&job)),
+        _ => String::new(),
     };
     Error::Refused {
         doing: format!("create job {name}"),

@@ -9,8 +9,6 @@ use std::sync::Arc;
 use crds::{ViTScalingStudy, ViTTrainingJob, labels};
 use fs_err as fs;
 use jiff::Timestamp;
-use kube::Api;
-use kube::api::ListParams;
 use study::StudyJob;
 use study_report::Report;
 
@@ -127,13 +125,9 @@ fn screen(cluster: &Cluster, study: &ViTScalingStudy) -> String {
 async fn report(cluster: &Cluster, name: &StudyName, folder: PathBuf) -> Result<Exit, Error> {
     let study = cluster.get(name).await?;
     let plan = study::plan(&study.spec).map_err(|error| Error::Usage(format!("study {name}: {error}")))?;
-    let jobs: Api<ViTTrainingJob> = Api::namespaced(cluster.client().clone(), cluster.namespace());
-    let of_study = ListParams::default().labels(&format!("{}={name}", labels::STUDY_NAME));
-    let found = jobs
-        .list(&of_study)
-        .await
-        .map_err(|error| cluster.error(&format!("list the jobs of study {name}"), error))?;
-    let jobs = found.items.into_iter().map(Arc::new);
+    let of_study = format!("{}={name}", labels::STUDY_NAME);
+    let jobs: Vec<ViTTrainingJob> = cluster.list_readable(false, Some(&of_study)).await?;
+    let jobs = jobs.into_iter().map(Arc::new);
     let jobs: Vec<StudyJob> = jobs.filter_map(|job| StudyJob::new(job, &study)).collect();
     let measured = plan.measured(&jobs);
     if measured.iter().flatten().all(Result::is_err) {

@@ -242,6 +242,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
             0,
         ),
         trial(
+            "operator_keeps_what_a_later_version_wrote".into(),
+            operator::keeps_what_a_later_version_wrote,
+            0,
+        ),
+        trial(
             "manifests_of_the_chart_are_valid".into(),
             chart::manifests_are_valid,
             0,

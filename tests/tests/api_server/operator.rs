@@ -1,7 +1,7 @@
 //! The operator's requests from a job's creation to its deletion, with the chart's rights. There
 //! are no kubelets: the test writes the pods' status.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use contract::RunConfig;
 use contract::environment::RUN_CONFIG_PATH;
 use crds::conditions::reasons;
@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use vit_tests::operator::{self, OPERATOR};
 use vit_tests::{Cluster, GpuProduct, kwok};
 
-use super::{NODES, VALID, kubectl, kubectl_input};
+use super::{NODES, VALID, kubectl, kubectl_input, until};
 
 /// The operator's namespace for jobs.
 const NAMESPACE: &str = "operated";
@@ -128,5 +128,116 @@ pub(crate) fn divides_more_after_a_rank_ran_out_of_memory(cluster: &Cluster, _: 
 
     operated.run(&["delete", "vtj/digits"])?;
     operated.wait("delete", &next)?;
+    kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
+}
+
+/// The CRD, and the schema of a job's status in it.
+const CRD: &str = "crd/vittrainingjobs.vit-operator.dev";
+const STATUS_SCHEMA: &str = "/spec/versions/0/schema/openAPIV3Schema/properties/status";
+
+/// With a later CRD, as while a release is upgraded: unknown fields of the status are stored, and it
+/// has another phase.
+pub(crate) fn keeps_what_a_later_version_wrote(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
+    let crd: Value = serde_json::from_str(&kubectl(cluster, ["get", CRD, "--output=json"])?)?;
+    let shipped = crd.pointer(STATUS_SCHEMA).context("a schema of the status")?;
+    let mut later = shipped.clone();
+    later["x-kubernetes-preserve-unknown-fields"] = true.into();
+    let phases = later
+        .pointer_mut("/properties/phase/enum")
+        .and_then(Value::as_array_mut);
+    phases.context("phases")?.push("Later".into());
+    let change_schema = |schema: &Value| {
+        let patch = json!([{"op": "replace", "path": STATUS_SCHEMA, "value": schema}]).to_string();
+        kubectl(cluster, ["patch", CRD, "--type=json", "--patch", &patch]).map(drop)
+    };
+    change_schema(&later)?;
+    let kept = later_status_is_kept(cluster);
+    change_schema(shipped)?;
+    kept
+}
+
+fn later_status_is_kept(cluster: &Cluster) -> Result<()> {
+    let operated = Operated(cluster);
+    let job = || -> Result<Value> {
+        Ok(serde_json::from_str(&operated.run(&[
+            "get",
+            "vtj/digits",
+            "--output=json",
+        ])?)?)
+    };
+    let patch = |type_: &str, patch: &Value| {
+        let (type_, patch) = (format!("--type={type_}"), patch.to_string());
+        operated.run(&[
+            "patch",
+            "vtj/digits",
+            "--subresource=status",
+            &type_,
+            "--patch",
+            &patch,
+        ])
+    };
+    kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], VALID)?;
+    operated.wait("jsonpath={.status.phase}=Pending", &["vtj/digits"])?;
+    let condition = json!({"type": "Later", "status": "True", "reason": "A", "message": "b",
+        "lastTransitionTime": "2026-11-28T00:00:00Z"});
+    let add = |path: &str, value: &Value| json!({"op": "add", "path": path, "value": value});
+    // The server may still use the earlier schema.
+    until(|| {
+        patch("json", &json!([add("/status/later", &json!({"a": 1}))]))?;
+        ensure!(job()?["status"]["later"]["a"] == 1, "the field was dropped");
+        Ok(())
+    })?;
+    patch("json", &json!([add("/status/conditions/-", &condition)]))?;
+
+    // What a patch of a status relies on.
+    let version = job()?["metadata"]["resourceVersion"].take();
+    let nothing = json!({"metadata": {"resourceVersion": version}, "status": {}});
+    patch("merge", &nothing)?;
+    ensure!(
+        job()?["metadata"]["resourceVersion"] == version,
+        "a patch of nothing is a change"
+    );
+    let outdated = patch(
+        "merge",
+        &json!({"metadata": {"resourceVersion": "1"}, "status": {"attempt": 9}}),
+    );
+    let refusal = outdated.map_or_else(|error| format!("{error:#}"), |_| "nothing".into());
+    ensure!(
+        refusal.contains("Conflict") && refusal.contains("has been modified"),
+        "{refusal}"
+    );
+
+    let is_kept = |job: &Value| {
+        let conditions = job["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let status = &job["status"];
+        ensure!(
+            status["later"] == json!({"a": 1}) && conditions.contains(&condition),
+            "{status}"
+        );
+        Ok(conditions.into_iter().find(|known| known["type"] == "Reconciled"))
+    };
+    Handle::current().block_on(kwok::add_nodes(&cluster.client(), 2, &GpuProduct::TESLA_T4, 1))?;
+    operated.wait("create", &PODS)?;
+    is_kept(&job()?)?;
+    patch("merge", &json!({"status": {"phase": "Later"}}))?;
+    operated.wait("condition=Reconciled=False", &["vtj/digits"])?;
+    let told = is_kept(&job()?)?.context("condition Reconciled")?;
+    let message = told["message"].as_str().unwrap_or_default();
+    ensure!(
+        message.contains("status.phase: unknown variant `Later`"),
+        "{told}"
+    );
+    operated.run(&[&["get"], &PODS[..]].concat())?;
+    patch("merge", &json!({"status": {"phase": "Starting"}}))?;
+    operated.play(&PODS, "Running", &json!({"running": {}}))?;
+    operated.wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
+    ensure!(is_kept(&job()?)?.is_none(), "it still counts as unreadable");
+
+    operated.run(&["delete", "vtj/digits"])?;
+    operated.wait("delete", &PODS)?;
     kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
 }

@@ -396,7 +396,7 @@ fn nodes(cluster: &Cluster, _: usize) -> Result<()> {
     let of = |product: &str| groups.iter().find(|group| group["gpus"]["product"] == product);
     let h200 = of("NVIDIA-H200").context("the group is missing")?;
     ensure!(
-        h200["capacity"] == 16 && h200["nodes"][1]["refused"] == "cordoned",
+        h200["capacity"] == 16 && h200["nodes"][1]["refused"] == "Cordoned",
         "{h200:#}"
     );
     vit(cluster, &["nodes"])?.check(0, &["NVIDIA-H200", "Tesla-T4", "15 GiB", "cordoned", "plugin-b"])?;

@@ -28,20 +28,25 @@ struct Server {
     jobs: BTreeMap<String, ViTTrainingJob>,
     version: u64,
     fates: VecDeque<Fate>,
-    late: Vec<ViTTrainingJob>,
+    /// Writes on their way: jobs and patches.
+    late: Vec<(String, Value)>,
 }
 
 impl Server {
-    /// Stores a status if it is based on the stored version. One that changes nothing leaves it.
-    fn put(&mut self, written: ViTTrainingJob) -> (u16, Value) {
-        let stored = self.jobs.get_mut(&written.name_any()).expect("a job");
-        if stored.metadata.resource_version != written.metadata.resource_version {
+    /// Patches a status if the patch is based on the stored version. One that changes nothing leaves
+    /// it.
+    fn patch(&mut self, name: &str, patch: &Value) -> (u16, Value) {
+        let stored = self.jobs.get_mut(name).expect("a job");
+        if patch["metadata"]["resourceVersion"].as_str() != stored.metadata.resource_version.as_deref() {
             return (409, failure(409, "Conflict"));
         }
-        if stored.status != written.status {
+        let mut status = serde_json::to_value(&stored.status).expect("a status");
+        json_patch::merge(&mut status, &patch["status"]);
+        let status = serde_json::from_value(status).expect("a status");
+        if stored.status != status {
             self.version += 1;
             stored.metadata.resource_version = Some(self.version.to_string());
-            stored.status = written.status;
+            stored.status = status;
         }
         (200, serde_json::to_value(&*stored).expect("a job"))
     }
@@ -50,28 +55,30 @@ impl Server {
 async fn serve(mut handle: ServerHandle, server: Arc<Mutex<Server>>) {
     let mut unanswered = Vec::new();
     while let Some((request, answer)) = handle.next_request().await {
-        let is_status = request.uri().path().ends_with("/status");
+        let path = request.uri().path().to_owned();
         let body = request.into_body().collect_bytes().await.expect("a body");
-        if !is_status {
-            let event: Value = serde_json::from_slice(&body).expect("an Event");
-            answer.send_response(fixtures::response(201, &event));
+        let body: Value = serde_json::from_slice(&body).expect("an object");
+        let Some(name) = path
+            .strip_suffix("/status")
+            .and_then(|path| path.rsplit('/').next())
+        else {
+            answer.send_response(fixtures::response(201, &body));
             continue;
-        }
-        let job: ViTTrainingJob = serde_json::from_slice(&body).expect("a job");
+        };
         let mut server = server.lock().expect("a server");
         let fate = server.fates.pop_front().unwrap_or(Fate::Answered);
         let (code, response) = match fate {
-            Fate::Answered => server.put(job),
+            Fate::Answered => server.patch(name, &body),
             Fate::Refused(code) => (code, failure(code, "Refused")),
             Fate::Lost | Fate::Vanishes => {
                 if matches!(fate, Fate::Lost) {
-                    server.put(job);
+                    server.patch(name, &body);
                 }
                 answer.send_error("the connection was closed");
                 continue;
             }
             Fate::Late => {
-                server.late.push(job);
+                server.late.push((name.into(), body));
                 unanswered.push(answer);
                 continue;
             }
@@ -124,7 +131,7 @@ impl Cluster {
 
     /// The watch delivers the stored job.
     fn watch(&self, name: &str) {
-        apply_event(&self.context, &DeserializeGuard(Ok(self.stored(name))));
+        apply_event(&self.context, &self.stored(name).into());
     }
 
     fn stored(&self, name: &str) -> ViTTrainingJob {
@@ -189,14 +196,11 @@ async fn gpus_whose_record_may_still_be_stored_go_to_no_other_job() {
     assert_contains(told, "failed to write the status of ViTTrainingJob first: ");
     assert_contains(told, "; it may still be stored, over version 100 of the job");
     assert_eq!(cluster.round("second").await, Ok(()));
-    let late = cluster
-        .server
-        .lock()
-        .expect("a server")
-        .late
-        .pop()
-        .expect("a write");
-    let (code, _) = cluster.server.lock().expect("a server").put(late);
+    let code = {
+        let mut server = cluster.server.lock().expect("a server");
+        let (name, patch) = server.late.pop().expect("a write");
+        server.patch(&name, &patch).0
+    };
     assert_eq!((code, cluster.starting()), (409, vec!["second".into()]));
 }
 
