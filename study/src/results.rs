@@ -154,6 +154,7 @@ pub struct Spread {
 }
 
 /// No measurement is more precise.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn six_digits<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(format!("{value:.5e}").parse().unwrap_or(*value))
 }
