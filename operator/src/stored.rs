@@ -17,7 +17,11 @@ use crate::objects::{owner_word, patch_status};
 
 /// Leaves such an object alone, and sets its condition `Reconciled`. Fails if the condition is new, or
 /// could not be written.
-pub(crate) async fn leave_alone<K>(client: &Client, unreadable: &Unreadable) -> Result<Action, Error>
+pub(crate) async fn leave_alone<K>(
+    client: &Client,
+    now: Timestamp,
+    unreadable: &Unreadable,
+) -> Result<Action, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + SpecSchema
@@ -36,13 +40,7 @@ where
     let last = unreadable.conditions();
     let mut next = last.clone();
     let cause = (reasons::RECONCILE_FAILED, &*error.to_string());
-    let condition = conditions::condition(
-        types::RECONCILED,
-        false,
-        cause,
-        metadata.generation,
-        Timestamp::now(),
-    );
+    let condition = conditions::condition(types::RECONCILED, false, cause, metadata.generation, now);
     conditions::set(&mut next, condition);
     if next == last {
         return Ok(Action::await_change());

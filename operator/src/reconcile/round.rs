@@ -33,12 +33,12 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
             .and_then(|job| job.status.as_ref())
             .map_or(0, |status| status.attempt),
     );
-    let started = Instant::now();
+    let (started, now) = (Instant::now(), context.settings.clock.now());
     let uid = stored.uid().unwrap_or_default();
     let running = async {
         match &stored.0 {
             Ok(job) => round(&context, job).await,
-            Err(unreadable) => leave_alone::<ViTTrainingJob>(&context.client, unreadable).await,
+            Err(unreadable) => leave_alone::<ViTTrainingJob>(&context.client, now, unreadable).await,
         }
     };
     let result = running.instrument(span.clone()).await;

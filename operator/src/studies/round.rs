@@ -47,11 +47,11 @@ pub(crate) async fn reconcile(
         namespace = stored.namespace().unwrap_or_default()
     );
     let context = &studies.context;
-    let started = Instant::now();
+    let (started, now) = (Instant::now(), context.settings.clock.now());
     let running = async {
         match &stored.0 {
             Ok(study) => Box::pin(round(&studies, Arc::new(study.clone()))).await,
-            Err(unreadable) => leave_alone::<ViTScalingStudy>(&context.client, unreadable).await,
+            Err(unreadable) => leave_alone::<ViTScalingStudy>(&context.client, now, unreadable).await,
         }
     };
     let result = running.instrument(span.clone()).await;
