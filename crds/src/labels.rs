@@ -1,4 +1,4 @@
-//! Labels and annotations of the objects that the operator creates.
+//! Labels and annotations of the objects that the operator creates, and the name of a container.
 
 /// Name of the `ViTTrainingJob` a pod, Service or ConfigMap belongs to.
 pub const JOB_NAME: &str = "vit-operator.dev/job-name";
@@ -16,6 +16,8 @@ pub const RUN: &str = "vit-operator.dev/run";
 pub const REPETITION: &str = "vit-operator.dev/repetition";
 /// Number of a job's try within its repetition, from 1.
 pub const TRY: &str = "vit-operator.dev/try";
+/// The trainer's container in a pod, which may have further ones.
+pub const CONTAINER: &str = "trainer";
 /// Annotation of a Workload with its original request, because Kueue may rewrite the specification.
 pub const ASKS_FOR: &str = "vit-operator.dev/asks-for";
 /// Standard label: the tool that manages an object.

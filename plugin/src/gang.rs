@@ -81,7 +81,11 @@ impl Member {
         let phase = status
             .and_then(|status| status.phase.as_deref())
             .unwrap_or("Pending");
-        let container = status.and_then(|status| status.container_statuses.as_ref()?.first());
+        // A mesh may have added others.
+        let container = status.and_then(|status| {
+            let mut all = status.container_statuses.iter().flatten();
+            all.find(|container| container.name == labels::CONTAINER)
+        });
         // Init containers, such as the agent beside another trainer, start before the trainer.
         let beside = status.and_then(|status| {
             let mut before = status.init_container_statuses.iter().flatten();
@@ -185,6 +189,7 @@ pub(crate) async fn losses(cluster: &Cluster, member: &Member) -> Found<Losses> 
         return Found::None;
     }
     let params = LogParams {
+        container: Some(labels::CONTAINER.into()),
         tail_lines: Some(LOG_LINES),
         timestamps: true,
         ..LogParams::default()
@@ -240,6 +245,30 @@ mod tests {
         ] {
             assert_eq!(state(container, ready), (expected.into(), ready, has_run));
         }
+    }
+
+    #[tokio::test]
+    async fn a_container_that_others_add_is_not_the_trainer() {
+        let container = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "restartCount": 0, "ready": false, "state": state});
+        // The kubelet orders them by name.
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "digits-2-0", "labels": {
+                "vit-operator.dev/attempt": "2", "vit-operator.dev/node-rank": "0"}},
+            "status": {"phase": "Running", "containerStatuses": [
+                container("mesh", json!({"running": {}})), container("trainer", json!({"terminated": {"exitCode": 0}}))]},
+        }))
+        .expect("a pod");
+        let member = Member::of(&pod).expect("of a gang");
+        assert_eq!((member.state.as_str(), member.is_running), ("done", false));
+        let cluster = crate::mock::server(|request| {
+            assert!(
+                request.query.starts_with("container=trainer&"),
+                "{}",
+                request.query
+            );
+            crate::mock::Answer::text("")
+        });
+        assert!(matches!(losses(&cluster, &member).await, Found::Yes(_)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use crds::labels::CONTAINER;
 use futures::{AsyncBufReadExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -45,6 +46,7 @@ impl Wanted {
     /// The next request, `elapsed` after the first.
     fn params(self, lines: &Lines, elapsed: Duration) -> LogParams {
         let mut params = LogParams {
+            container: Some(CONTAINER.into()),
             follow: self.follow,
             timestamps: self.timestamps || self.follow,
             since_time: lines.since(),

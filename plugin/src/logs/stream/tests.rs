@@ -63,7 +63,7 @@ const FOLLOW: Wanted = Wanted {
 };
 const FIRST: &str = "2026-01-01T00:00:01.2Z a\n2026-01-01T00:00:01.6Z b\n";
 const AGAIN: &str = "2026-01-01T00:00:01.2Z a\n2026-01-01T00:00:01.6Z b\n2026-01-01T00:00:01.6Z c\n";
-const SINCE: &str = "follow=true&sinceTime=2026-01-01T00:00:01Z&timestamps=true";
+const SINCE: &str = "container=trainer&follow=true&sinceTime=2026-01-01T00:00:01Z&timestamps=true";
 
 #[test]
 fn an_interruption_is_reported_once() {
@@ -97,7 +97,15 @@ async fn a_log_goes_on_after_an_interruption_while_the_container_runs() {
     let (outcome, shown, queries) = followed(FOLLOW, logs, pods).await;
     outcome.expect("is followed");
     assert_eq!(shown, "a\nb\nc\n");
-    assert_eq!(queries, ["follow=true&timestamps=true", SINCE, SINCE, SINCE]);
+    assert_eq!(
+        queries,
+        [
+            "container=trainer&follow=true&timestamps=true",
+            SINCE,
+            SINCE,
+            SINCE
+        ]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,9 +157,12 @@ async fn what_was_not_asked_for_stays_hidden_after_an_interruption() {
     assert_eq!(shown, "a\nb\nc\n");
     assert_eq!(
         queries[0],
-        "follow=true&sinceSeconds=60&tailLines=0&timestamps=true"
+        "container=trainer&follow=true&sinceSeconds=60&tailLines=0&timestamps=true"
     );
-    assert_eq!(queries[1], "follow=true&sinceSeconds=120&timestamps=true");
+    assert_eq!(
+        queries[1],
+        "container=trainer&follow=true&sinceSeconds=120&timestamps=true"
+    );
     assert_eq!(queries[2], SINCE);
 }
 
