@@ -23,6 +23,8 @@ const PAGE: u32 = 500;
 const NAMED_INSTEAD: usize = 5;
 /// How long until a server counts as unreachable, as in kubectl.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The owner of fields that the plugin sets, in messages about conflicts of server-side apply.
+pub(crate) const FIELD_MANAGER: &str = "kubectl-vit";
 
 /// Flags for cluster, namespace and user, with kubectl's names.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -210,7 +212,11 @@ impl Cluster {
 
     /// Merges this into a job or study.
     pub(crate) async fn patch<K: Kind>(&self, name: &Name<K>, patch: &Value) -> Result<(), Error> {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(patch);
         let patched = self.api::<K>().patch(name.as_str(), &params, &patch).await;
         self.about("change", name, patched).await.map(drop)
     }
@@ -357,6 +363,17 @@ mod tests {
         );
         let listed: Vec<ViTTrainingJob> = cluster.list_readable(false, None).await.expect("jobs");
         assert_eq!(listed.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_change_is_by_this_plugin() {
+        let cluster = server(|request| {
+            assert_eq!(request.query, "fieldManager=kubectl-vit");
+            Answer::json(&fixtures::job(json!({})))
+        });
+        let name: JobName = "digits".parse().expect("a name");
+        let patch = json!({"spec": {"suspend": true}});
+        cluster.patch(&name, &patch).await.expect("is changed");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use contract::progress_line::significant;
 use crds::{Stored, ValidatedJob, ViTTrainingJob, validate};
 use kube::api::PostParams;
 
-use crate::cluster::{Cluster, Connection};
+use crate::cluster::{Cluster, Connection, FIELD_MANAGER};
 use crate::error::{Error, Exit};
 use crate::kind::{JobName, Name};
 use crate::output::{self, Format, print, report};
@@ -69,7 +69,7 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
     let made = make(&arguments.job, Some(cluster.namespace()))?;
     let params = PostParams {
         dry_run: arguments.dry_run.is_some(),
-        ..PostParams::default()
+        field_manager: Some(FIELD_MANAGER.into()),
     };
     let name = &arguments.job.name;
     // Boxed, because jobs are large.

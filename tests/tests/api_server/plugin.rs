@@ -448,6 +448,19 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
         ],
     )?;
     ensure!(spec("jsonpath={.spec.workers.nodes}")? == "3", "not scaled");
+    let managers = "jsonpath={range .metadata.managedFields[*]}{.manager} {end}";
+    let managers = [
+        "-n",
+        place,
+        "get",
+        "vtj",
+        "digits",
+        "--show-managed-fields",
+        "-o",
+        managers,
+    ];
+    let managers = kubectl(cluster, managers)?;
+    ensure!(managers.contains("kubectl-vit "), "{managers}");
     vit(cluster, &["scale", "digits", "-n", place, "--nodes", "0"])?
         .check(2, &["spec.workers.nodes is 0"])?;
     vit(cluster, &["scale", "digits", "-n", place, "--max-nodes", "4"])?
