@@ -149,6 +149,8 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::any::TypeId;
+
     use clap::CommandFactory as _;
 
     use super::*;
@@ -167,6 +169,19 @@ mod tests {
             assert!(
                 argument.get_help().is_some(),
                 "{path} --help does not explain {}",
+                argument.get_id()
+            );
+            // Otherwise, clap takes -1 for a flag and proposes `-- -1`.
+            let type_ = argument.get_value_parser().type_id();
+            let numbers = [
+                TypeId::of::<i32>(),
+                TypeId::of::<i64>(),
+                TypeId::of::<u32>(),
+                TypeId::of::<f64>(),
+            ];
+            assert!(
+                argument.is_allow_negative_numbers_set() || numbers.iter().all(|number| type_ != *number),
+                "{path} does not read {} -1",
                 argument.get_id()
             );
         }

@@ -25,13 +25,13 @@ pub(crate) struct Arguments {
     #[arg(value_name = "JOB", add = crate::completion::jobs())]
     job: JobName,
     /// Nodes of a job that is not elastic
-    #[arg(long, value_name = "N", group = "size", conflicts_with_all = ["min_nodes", "max_nodes"])]
+    #[arg(long, value_name = "N", group = "size", conflicts_with_all = ["min_nodes", "max_nodes"], allow_negative_numbers = true)]
     nodes: Option<i32>,
     /// Minimum number of nodes of an elastic job
-    #[arg(long, value_name = "N", group = "size")]
+    #[arg(long, value_name = "N", group = "size", allow_negative_numbers = true)]
     min_nodes: Option<i32>,
     /// Maximum number of nodes of an elastic job
-    #[arg(long, value_name = "N", group = "size")]
+    #[arg(long, value_name = "N", group = "size", allow_negative_numbers = true)]
     max_nodes: Option<i32>,
     /// Wait until the gang trains in the new size
     #[arg(long)]
@@ -74,6 +74,11 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
         let phase = phase.as_str();
         return Err(Error::Usage(format!(
             "job {name} is {phase}: it has no gang to scale"
+        )));
+    }
+    if [arguments.nodes, arguments.max_nodes].contains(&Some(0)) {
+        return Err(Error::Usage(format!(
+            "a gang has at least 1 node; to pause job {name} and release its GPUs: kubectl vit suspend {name}"
         )));
     }
     let mut next = job.clone();
@@ -155,7 +160,8 @@ mod tests {
 
     fn planned(job: &ViTTrainingJob, line: &str) -> Result<Plan, Error> {
         let words = ["scale", "digits"].into_iter().chain(line.split_whitespace());
-        plan(job, &Line::parse_from(words).arguments)
+        let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+        plan(job, &line.arguments)
     }
 
     #[test]
@@ -169,9 +175,19 @@ mod tests {
 
     #[test]
     fn a_size_that_cannot_be_is_refused_before_it_is_sent() {
-        let error = planned(&job(json!({"attempt": 0})), "--nodes 5000").expect_err("refused");
+        for nodes in [5000, -1] {
+            let error =
+                planned(&job(json!({"attempt": 0})), &format!("--nodes {nodes}")).expect_err("refused");
+            assert_eq!(error.exit(), Exit::Usage);
+            assert_contains(&error.to_string(), &format!("spec.workers.nodes is {nodes}"));
+        }
+    }
+
+    #[test]
+    fn no_nodes_is_a_pause() {
+        let error = planned(&job(json!({"attempt": 0})), "--nodes 0").expect_err("refused");
         assert_eq!(error.exit(), Exit::Usage);
-        assert_contains(&error.to_string(), "spec.workers.nodes is 5000");
+        assert_contains(&error.to_string(), "kubectl vit suspend digits");
     }
 
     #[test]

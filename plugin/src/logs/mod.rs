@@ -38,13 +38,19 @@ pub(crate) struct Arguments {
     #[arg(value_name = "JOB", add = crate::completion::jobs())]
     job: JobName,
     /// The rank
-    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    #[arg(
+        short,
+        long,
+        value_name = "RANK",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
     rank: u32,
     /// All pods of the attempt; each line begins with the ranks of its pod
     #[arg(long, conflicts_with = "rank")]
     all_ranks: bool,
     /// Attempt to show instead of the current one, if its pods still exist
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..), allow_negative_numbers = true)]
     attempt: Option<i32>,
     /// The attempt before the current one, if its pods still exist
     #[arg(short, long, conflicts_with = "attempt")]

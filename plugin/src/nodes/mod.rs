@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
     /// GPUs requested per node
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     gpus_per_node: u32,
     /// Output format; wide lists every node of large groups, and the pods that hold GPUs
     #[arg(short, long, value_enum)]

@@ -35,10 +35,10 @@ pub(super) struct Job {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Side of the input image in pixels, instead of the model's
-    #[arg(long, value_name = "PIXELS")]
+    #[arg(long, value_name = "PIXELS", allow_negative_numbers = true)]
     image_size: Option<i32>,
     /// Number of classes; optional for cifar10 and cifar100
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     classes: Option<i32>,
     /// Layout of the data set
     #[arg(long, value_parser = choices(&["data", "format"]))]
@@ -50,16 +50,16 @@ pub(super) struct Job {
     )]
     data: Option<VolumeSource>,
     /// Number of training images of format synthetic
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     synthetic_images: Option<i64>,
     /// Passes over the training images
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     epochs: i32,
     /// Images per rank in one forward pass
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     micro_batch_size: i32,
     /// Micro-batches accumulated by each rank per step
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     accumulate: Option<i32>,
     /// Number format of matrix products
     #[arg(long, value_parser = choices(&["training", "precision"]))]
@@ -68,13 +68,13 @@ pub(super) struct Job {
     #[arg(long, value_parser = choices(&["training", "optimizer", "name"]))]
     optimizer: Option<String>,
     /// Learning rate at its peak
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     learning_rate: Option<f64>,
     /// Number of pods, each on a separate node
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     nodes: i32,
     /// GPUs of each pod, with one rank each
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     gpus_per_node: Option<i32>,
     /// Extended resource of the GPUs
     #[arg(long, value_name = "NAME")]
@@ -83,13 +83,13 @@ pub(super) struct Job {
     #[arg(long = "gpu", value_name = "PRODUCT")]
     gpus: Vec<String>,
     /// Minimum GPU memory in MiB
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true)]
     min_gpu_memory: Option<i64>,
     /// Minimum number of nodes of an elastic job
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     min_nodes: Option<i32>,
     /// Maximum number of nodes of an elastic job
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_nodes: Option<i32>,
     /// LocalQueue of Kueue in which the job waits for quota
     #[arg(long, value_name = "NAME")]

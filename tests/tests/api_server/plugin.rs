@@ -462,7 +462,7 @@ fn changes(cluster: &Cluster, _: usize) -> Result<()> {
     let managers = kubectl(cluster, managers)?;
     ensure!(managers.contains("kubectl-vit "), "{managers}");
     vit(cluster, &["scale", "digits", "-n", place, "--nodes", "0"])?
-        .check(2, &["spec.workers.nodes is 0"])?;
+        .check(2, &["kubectl vit suspend digits"])?;
     vit(cluster, &["scale", "digits", "-n", place, "--max-nodes", "4"])?
         .check(2, &["is not elastic: give --nodes"])?;
     vit(cluster, &["scale", "digits", "-n", place])?.check(2, &["--nodes"])?;

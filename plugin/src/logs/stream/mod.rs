@@ -32,7 +32,7 @@ pub(super) struct Wanted {
     #[arg(short, long, conflicts_with_all = ["attempt", "previous"])]
     pub(super) follow: bool,
     /// Only the last lines of each pod, at most this many
-    #[arg(long, value_name = "LINES")]
+    #[arg(long, value_name = "LINES", allow_negative_numbers = true)]
     pub(super) tail: Option<u32>,
     /// Only lines of the last period, such as 90s, 5m or 1h30m; a plain number is in seconds
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
