@@ -376,6 +376,13 @@ mod tests {
         cluster.patch(&name, &patch).await.expect("is changed");
     }
 
+    #[tokio::test]
+    async fn a_socks_proxy_is_used() {
+        let mut config = kube::Config::new("http://test".parse().expect("a URL"));
+        config.proxy_url = "socks5://localhost:1080".parse().ok();
+        kube::Client::try_from(config).expect("accepts the proxy");
+    }
+
     #[test]
     fn proposed_commands_go_to_the_same_place() {
         let place = crate::fixtures::place(" --context gpu");
