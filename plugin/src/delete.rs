@@ -1,6 +1,6 @@
 //! `kubectl vit delete`.
 
-use crds::ViTTrainingJob;
+use crds::{Stored, ViTTrainingJob};
 use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::wait::{await_condition, conditions::is_deleted};
 
@@ -9,6 +9,7 @@ use crate::error::{Error, Exit};
 use crate::kind::JobName;
 use crate::outcomes::Outcomes;
 use crate::output::{print, report};
+use crate::summary::held;
 use crate::wait::Timeout;
 
 /// Delete jobs, with their pods; checkpoints stay on their volumes
@@ -33,7 +34,7 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let mut outcomes = Outcomes::new();
     for name in &arguments.jobs {
-        match Box::pin(delete(cluster, name, arguments)).await {
+        match Box::pin(delete(cluster, name, arguments, &report)).await {
             Err(Error::NoObject { .. }) if arguments.ignore_not_found => {}
             outcome => drop(outcomes.keep(outcome)?),
         }
@@ -41,7 +42,13 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     Ok(outcomes.exit())
 }
 
-async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Result<(), Error> {
+/// Deletes a job; remarks go to `say`.
+async fn delete(
+    cluster: &Cluster,
+    name: &JobName,
+    arguments: &Arguments,
+    say: &dyn Fn(&str),
+) -> Result<(), Error> {
     let job = cluster.get(name).await?;
     let uid = job.metadata.uid.clone().unwrap_or_default();
     // With --wait, pods are deleted first; otherwise the job would be gone while they save and stop.
@@ -59,15 +66,19 @@ async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Res
         .api::<ViTTrainingJob>()
         .delete(name.as_str(), &params)
         .await;
-    cluster.about("delete", name, deleted).await?;
+    let deleted = cluster.about("delete", name, deleted).await?;
     print(&format!("vittrainingjob.vit-operator.dev \"{name}\" deleted\n"))?;
     if let Some(checkpoint) = job.status.unwrap_or_default().last_checkpoint {
-        report(&format!(
+        say(&format!(
             "its checkpoint of step {} stays in {}",
             checkpoint.step, checkpoint.path
         ));
     }
     if !arguments.wait {
+        let kept = deleted.left().and_then(|Stored(kept)| kept.ok());
+        if let Some(words) = kept.as_ref().and_then(held) {
+            say(&words);
+        }
         return Ok(());
     }
     let gone = Box::pin(async {
@@ -84,4 +95,42 @@ async fn delete(cluster: &Cluster, name: &JobName, arguments: &Arguments) -> Res
     };
     let what = format!("the end of job {name}");
     arguments.timeout.limit(&what, gone, state).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures;
+    use crate::mock::{Answer, server};
+
+    #[tokio::test]
+    async fn a_deletion_that_waits_for_finalizers_is_reported() {
+        let mut job = fixtures::job(json!({}));
+        job.metadata.uid = Some("1".into());
+        let cluster = server(move |request| {
+            let mut job = job.clone();
+            if request.method == "DELETE" {
+                job.metadata.finalizers = Some(vec!["trial.io/hold".into()]);
+            }
+            Answer::json(&job)
+        });
+        let arguments = Arguments {
+            jobs: vec![],
+            wait: false,
+            ignore_not_found: false,
+            timeout: Timeout::NEVER,
+        };
+        let shown = RefCell::new(vec![]);
+        let say = |words: &str| shown.borrow_mut().push(words.to_owned());
+        let name = "digits".parse().expect("a name");
+        delete(&cluster, &name, &arguments, &say)
+            .await
+            .expect("is deleted");
+        let words = "it waits for its finalizers: trial.io/hold; its pods are being stopped";
+        assert_eq!(shown.into_inner(), [words]);
+    }
 }

@@ -4,7 +4,7 @@ use crds::conditions::{reasons, types};
 use crds::status::ViTTrainingJobStatus;
 use crds::{Phase, ViTTrainingJob};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::Resource as _;
+use kube::{Resource as _, ResourceExt as _};
 
 use crate::paint::Paint;
 use crate::text::counted;
@@ -52,7 +52,11 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
         return String::new();
     };
     if job.meta().deletion_timestamp.is_some() {
-        return "is being deleted".into();
+        let finalizers = job.finalizers().join(", ");
+        return match finalizers.as_str() {
+            "" => "is being deleted".into(),
+            _ => format!("is being deleted, waits for {finalizers}"),
+        };
     }
     let reason = main_condition(status).map(|condition| condition.reason.as_str());
     let failure = status.last_failure.as_ref().map(|failure| failure.class.as_str());
@@ -99,4 +103,11 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
         Some(Phase::Succeeded) if status.restarts > 0 => counted(status.restarts, "restart"),
         _ => String::new(),
     }
+}
+
+/// What a deletion waits for; `None` without finalizers.
+pub(crate) fn held(job: &ViTTrainingJob) -> Option<String> {
+    let finalizers = job.finalizers().join(", ");
+    (!finalizers.is_empty())
+        .then(|| format!("it waits for its finalizers: {finalizers}; its pods are being stopped"))
 }

@@ -29,7 +29,7 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
         paint,
         text: head(view, &status, why, paint),
     };
-    reason(why, &status, &mut screen);
+    reason(view, why, &status, &mut screen);
     let progress = status.progress.as_ref();
     if let Some(progress) = progress.filter(|progress| progress.total_steps > 0) {
         progressed(view, &status, progress, &mut screen);
@@ -119,9 +119,10 @@ fn head(view: &View, status: &ViTTrainingJobStatus, why: &Why, paint: Paint) -> 
     )
 }
 
-/// A job that trains or is done needs no reason.
-fn reason(why: &Why, status: &ViTTrainingJobStatus, screen: &mut Screen) {
-    if matches!(status.phase, Some(Phase::Running | Phase::Succeeded)) {
+/// A job that trains or is done needs no reason, unless it is being deleted.
+fn reason(view: &View, why: &Why, status: &ViTTrainingJobStatus, screen: &mut Screen) {
+    let is_kept = view.job.metadata.deletion_timestamp.is_none();
+    if is_kept && matches!(status.phase, Some(Phase::Running | Phase::Succeeded)) {
         return;
     }
     screen.line("", &why.meaning);

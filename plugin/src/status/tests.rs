@@ -83,7 +83,7 @@ fn shown(view: &View, paint: Paint) -> String {
     render(view, &why, false, paint)
 }
 
-fn plain(job: ViTTrainingJob) -> String {
+pub(crate) fn plain(job: ViTTrainingJob) -> String {
     shown(&view(job), Paint::plain(120))
 }
 

@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use super::advice::{self, Advice};
 use super::{Step, Why};
 use crate::cluster::Place;
-use crate::summary::{HIGH_SYNC_SHARE, main_condition};
+use crate::summary::{HIGH_SYNC_SHARE, held, main_condition};
 use crate::text::{self, age, ago, counted};
 
 /// A job not processed within this time is reported as one that no operator watches.
@@ -115,10 +115,7 @@ fn is_unobserved(
 ) -> bool {
     if let Some(deleted) = &job.metadata.deletion_timestamp {
         why.meaning = format!("It is being deleted, since {}.", age(deleted.0, now));
-        if let Some(finalizers) = &job.metadata.finalizers {
-            why.findings
-                .push(format!("it waits for its finalizers: {}", finalizers.join(", ")));
-        }
+        why.message = held(job);
         return true;
     }
     if !job.is_for_vit_operator() {

@@ -142,3 +142,19 @@ fn a_reason_of_a_newer_operator_is_passed_on() {
     );
     assert_eq!(why.message.as_deref(), Some("for a while"));
 }
+
+#[test]
+fn a_deletion_that_is_held_names_who_holds_it() {
+    let mut held = job(training());
+    held.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-22T11:59:00Z")).ok();
+    held.metadata.finalizers = Some(vec!["trial.io/hold".into()]);
+    let words = "it waits for its finalizers: trial.io/hold; its pods are being stopped";
+    assert_eq!(explained(&held).message.as_deref(), Some(words));
+    let screen = crate::status::tests::plain(held.clone());
+    assert_contains(&screen, "It is being deleted, since 60s.");
+    assert_contains(&screen, words);
+    assert_eq!(
+        crate::summary::note(&held, Paint::plain(80)),
+        "is being deleted, waits for trial.io/hold"
+    );
+}
