@@ -86,6 +86,12 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
         Some(Phase::Failed | Phase::Restarting) => {
             explain_failure(&status, job.spec.external.is_some(), &names, &mut why);
         }
+        Some(Phase::Starting) if status.restarts_since_checkpoint > 0 => {
+            why.findings.extend(failure.map(|failure| {
+                let place = text::failed_where(failure);
+                format!("last failure: {} in {place}: {}", failure.class, failure.message)
+            }));
+        }
         Some(Phase::Running) => explain_running(job, &status, &names, &mut why),
         _ => {}
     }
