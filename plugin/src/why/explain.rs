@@ -2,8 +2,8 @@
 
 use contract::FailureClass;
 use crds::conditions::{reasons, types};
-use crds::spec::CONTROLLER;
-use crds::status::{Refusal, RejectedNodes, ViTTrainingJobStatus};
+use crds::spec::{CONTROLLER, Homogeneity};
+use crds::status::{Refusal, RejectedGroup, RejectedNodes, ViTTrainingJobStatus};
 use crds::{Phase, ViTTrainingJob, words};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -201,6 +201,23 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
             });
         }
     }
+    if lacks_driver(rejected) {
+        why.next.push(names.step(Advice::Vit(
+            "nodes for which no label names the driver (- in column DRIVER) are a separate group: run GPU feature \
+             discovery there",
+            "nodes",
+        )));
+    }
+    let nodes = rejected.iter().map(|group| group.nodes);
+    let most = match job.spec.placement.homogeneity {
+        Homogeneity::Required => nodes.max().unwrap_or(0),
+        Homogeneity::Preferred | Homogeneity::Off => nodes.sum(),
+    };
+    if placement.wait.as_ref().is_some_and(|wait| wait.nodes > most) {
+        let words = "add nodes: the cluster has too few, and no autoscaler adds any for a job without pods \
+                     (docs/how-to/autoscaling.md)";
+        why.next.push(names.step(Advice::Words(words)));
+    }
     if rejected.is_empty() && placement.wait.is_some() {
         let words = format!(
             "no node has {}: install the device plugin of the GPUs' vendor, or name another resource in \
@@ -210,6 +227,15 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
         let command = Some(names.place.kubectl_cluster("describe nodes"));
         why.next.push(Step { words, command });
     }
+}
+
+/// Whether nodes of the same product are two groups, one with a driver in its name and one without.
+fn lacks_driver(groups: &[RejectedGroup]) -> bool {
+    let named = groups.iter().filter_map(|group| group.group.split_once(" ("));
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        named.partition(|(_, parts)| parts.contains("driver ") && !parts.contains("driver unknown"));
+    let products: Vec<&str> = known.iter().map(|(product, _)| *product).collect();
+    unknown.iter().any(|(product, _)| products.contains(product))
 }
 
 /// The nodes that do not fit, by reason, of all groups.

@@ -172,3 +172,40 @@ fn a_job_that_starts_again_says_why() {
         ]
     );
 }
+
+#[test]
+fn a_gang_larger_than_the_cluster_needs_new_nodes() {
+    let mut status = waiting();
+    let words = "no autoscaler";
+    assert!(
+        !shown(&job(status.clone())).contains(words),
+        "4 of 4 nodes would do"
+    );
+    status["placement"]["wait"]["nodes"] = 5.into();
+    assert_contains(&shown(&job(status.clone())), words);
+    let mut mixed = job(status);
+    mixed.spec.placement.homogeneity = crds::spec::Homogeneity::Off;
+    assert!(!shown(&mixed).contains(words), "it may use all 5 nodes");
+}
+
+#[test]
+fn a_driver_label_that_is_missing_is_advised() {
+    let words = "no label names the driver";
+    let mut status = waiting();
+    let mut groups = |names: [&str; 2]| {
+        for (index, name) in names.into_iter().enumerate() {
+            status["placement"]["rejectedGroups"][index]["group"] = name.into();
+        }
+        shown(&job(status.clone()))
+    };
+    let labeled = "Tesla-T4 (1 a node, 15360 MiB, driver 580)";
+    for bare in [
+        "Tesla-T4 (1 a node, 15360 MiB)",
+        "Tesla-T4 (1 a node, driver unknown: no label a/b)",
+    ] {
+        assert_contains(&groups([bare, labeled]), words);
+    }
+    for other in ["Tesla-T4 (1 a node, driver 570)", "NVIDIA-H200"] {
+        assert!(!groups([other, labeled]).contains(words), "{other}");
+    }
+}
