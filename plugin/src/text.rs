@@ -39,6 +39,12 @@ pub(crate) fn duration(span: SignedDuration) -> String {
     }
 }
 
+/// The age of rank 0's last report, and what may be its cause.
+pub(crate) fn last_report(age: SignedDuration) -> String {
+    let age = duration(age);
+    format!("last report of rank 0 was {age} ago: it evaluates, saves or is stuck, or no operator runs")
+}
+
 /// A share from 0 to 1 in percent, with a decimal if it is small.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;

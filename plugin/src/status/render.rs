@@ -13,7 +13,7 @@ use crate::gang::AGENTS_ASKED;
 use crate::paint::Paint;
 use crate::step_times::{Split, StepTimes};
 use crate::summary::{HIGH_SYNC_SHARE, NOTABLE_SLOWDOWN};
-use crate::text::{age, ago, bar, counted, duration, failed_where, percent, sparkline, wrapped};
+use crate::text::{age, ago, bar, counted, duration, failed_where, last_report, percent, sparkline, wrapped};
 use crate::why::Why;
 
 /// Maximum cells of the progress bar, and typical columns beside it.
@@ -165,9 +165,7 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     let updated = progress.updated_at.as_ref().filter(|_| is_running);
     let age = updated.map(|time| view.now.duration_since(time.0));
     if let Some(age) = age.filter(|age| age.as_secs() > 60) {
-        let age = duration(age);
-        let words = format!("last report of rank 0 was {age} ago: it evaluates, saves, or is stuck");
-        screen.raw("", &paint.warning(words));
+        screen.raw("", &paint.warning(last_report(age)));
     }
     if let Some(loss) = progress.loss {
         screen.raw("loss", &course_of_loss(view, loss, paint));

@@ -5,7 +5,7 @@ use crds::conditions::{reasons, types};
 use crds::spec::{CONTROLLER, Homogeneity};
 use crds::status::{Refusal, RejectedGroup, RejectedNodes, ViTTrainingJobStatus};
 use crds::{Phase, ViTTrainingJob, words};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 
@@ -17,6 +17,14 @@ use crate::text::{self, age, ago, counted};
 
 /// A job not processed within this time is reported as one that no operator watches.
 const UNSEEN_SECONDS: i64 = 10;
+/// A running job's progress is doubted from this age on.
+const STALE: SignedDuration = SignedDuration::from_secs(120);
+const CHECK_OPERATOR: Advice = Advice::KubectlCluster(
+    "check that the operator runs, and read its log",
+    "logs -l app.kubernetes.io/name=vit-operator -A --tail=20",
+);
+const UNANSWERED: &str = "the API server did not answer, and the operator tries again: if that lasts, check the API \
+                          server's load and the network";
 /// Maximum number of refusal reasons with advice.
 const REFUSALS_ADVISED: usize = 6;
 
@@ -92,7 +100,7 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
                 format!("last failure: {} in {place}: {}", failure.class, failure.message)
             }));
         }
-        Some(Phase::Running) => explain_running(job, &status, &names, &mut why),
+        Some(Phase::Running) => explain_running(job, &status, &names, now, &mut why),
         _ => {}
     }
     add_reconcile_error(&status, &mut why);
@@ -145,16 +153,25 @@ fn is_unobserved(
     if seen.is_none() {
         let meaning = "No operator has processed it: none runs, none leads, or none watches this namespace.";
         why.meaning = meaning.into();
-        why.next.push(names.step(Advice::KubectlCluster(
-            "check that the operator runs, and read its log",
-            "logs -l app.kubernetes.io/name=vit-operator -A --tail=20",
-        )));
+        why.next.push(names.step(CHECK_OPERATOR));
         return true;
     }
     let words =
         "its spec was changed, and the operator has not processed it yet: the rest describes the old spec";
     why.findings.push(words.into());
     false
+}
+
+/// Whether an API call failed without an answer. An API server that cannot reach a webhook does answer.
+fn is_unanswered(message: &str) -> bool {
+    let signs = [
+        "ServiceError",
+        "HyperError",
+        "timed out",
+        "connection",
+        "Connection",
+    ];
+    !message.contains("webhook") && signs.iter().any(|sign| message.contains(sign))
 }
 
 /// Explains a condition.
@@ -164,7 +181,11 @@ fn explain_condition(condition: &Condition, names: &Names<'_>, now: Timestamp, w
     match advice::of_reason(&condition.reason) {
         Some((meaning, advice)) => {
             why.meaning = meaning.into();
-            why.next.extend(names.steps(advice));
+            if condition.reason == reasons::RECONCILE_FAILED && is_unanswered(&condition.message) {
+                why.next.push(names.step(Advice::Words(UNANSWERED)));
+            } else {
+                why.next.extend(names.steps(advice));
+            }
         }
         None => {
             why.meaning = format!(
@@ -304,9 +325,24 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
     });
 }
 
-fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
+fn explain_running(
+    job: &ViTTrainingJob,
+    status: &ViTTrainingJobStatus,
+    names: &Names<'_>,
+    now: Timestamp,
+    why: &mut Why,
+) {
     // Remedies come before commands that only show something.
     let follow = std::mem::take(&mut why.next);
+    let updated = status
+        .progress
+        .as_ref()
+        .and_then(|progress| progress.updated_at.as_ref());
+    let age = updated.map(|time| now.duration_since(time.0));
+    if let Some(age) = age.filter(|age| *age > STALE) {
+        why.findings.push(text::last_report(age));
+        why.next.push(names.step(CHECK_OPERATOR));
+    }
     for straggler in &status.stragglers {
         let node = straggler.node.as_deref().unwrap_or("an unknown node");
         why.findings.push(format!(

@@ -144,22 +144,6 @@ fn a_reason_of_a_newer_operator_is_passed_on() {
 }
 
 #[test]
-fn a_deletion_that_is_held_names_who_holds_it() {
-    let mut held = job(training());
-    held.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-22T11:59:00Z")).ok();
-    held.metadata.finalizers = Some(vec!["trial.io/hold".into()]);
-    let words = "it waits for its finalizers: trial.io/hold; its pods are being stopped";
-    assert_eq!(explained(&held).message.as_deref(), Some(words));
-    let screen = crate::status::tests::plain(held.clone());
-    assert_contains(&screen, "It is being deleted, since 60s.");
-    assert_contains(&screen, words);
-    assert_eq!(
-        crate::summary::note(&held, Paint::plain(80)),
-        "is being deleted, waits for trial.io/hold"
-    );
-}
-
-#[test]
 fn a_job_that_starts_again_says_why() {
     let mut status = saying("Starting", "Running False PodsStarting", "1 of 2 pods are ready");
     status["lastFailure"] = training()["lastFailure"].clone();
@@ -171,6 +155,42 @@ fn a_job_that_starts_again_says_why() {
             "last failure: Killed in attempt 1, rank 1 on node3 (exit code 137): rank 1 was ended by signal 9 (SIGKILL)"
         ]
     );
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_is_not_a_refusal() {
+    let next = |message: &str| {
+        let why = explained(&job(saying("Starting", "Running False ReconcileFailed", message)));
+        why.next
+            .into_iter()
+            .map(|step| step.words)
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    for message in [
+        "failed to create Pod digits-1-0: ServiceError: client error (SendRequest)",
+        "failed to list Pod digits: request timed out",
+        "failed to create Pod digits-1-0: connection closed before message completed",
+    ] {
+        assert_contains(&next(message), "the API server did not answer");
+    }
+    for message in [
+        "failed to create Pod digits-1-0: pods \"digits-1-0\" is forbidden: exceeded quota: q",
+        "failed to create Pod digits-1-0: failed calling webhook \"a\": connection refused",
+    ] {
+        assert_contains(&next(message), "look for a quota");
+    }
+}
+
+#[test]
+fn figures_that_nobody_updates_are_doubted() {
+    let mut status = training();
+    status["progress"]["updatedAt"] = "2026-11-22T11:55:00Z".into();
+    let why = explained(&job(status));
+    let words = "last report of rank 0 was 5m ago: it evaluates, saves or is stuck, or no operator runs";
+    assert!(why.findings.contains(&words.into()), "{why:?}");
+    let is_check = |step: &Step| step.words.starts_with("check that the operator runs");
+    assert!(why.next.iter().any(is_check), "{why:?}");
 }
 
 #[test]
@@ -208,4 +228,20 @@ fn a_driver_label_that_is_missing_is_advised() {
     for other in ["Tesla-T4 (1 a node, driver 570)", "NVIDIA-H200"] {
         assert!(!groups([other, labeled]).contains(words), "{other}");
     }
+}
+
+#[test]
+fn a_deletion_that_is_held_names_who_holds_it() {
+    let mut held = job(training());
+    held.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-22T11:59:00Z")).ok();
+    held.metadata.finalizers = Some(vec!["trial.io/hold".into()]);
+    let words = "it waits for its finalizers: trial.io/hold; its pods are being stopped";
+    assert_eq!(explained(&held).message.as_deref(), Some(words));
+    let screen = crate::status::tests::plain(held.clone());
+    assert_contains(&screen, "It is being deleted, since 60s.");
+    assert_contains(&screen, words);
+    assert_eq!(
+        crate::summary::note(&held, Paint::plain(80)),
+        "is being deleted, waits for trial.io/hold"
+    );
 }
