@@ -1,15 +1,17 @@
 //! `kubectl vit events`: the Events of a job and its pods.
 
+use std::cmp::Reverse;
+
 use crds::ViTTrainingJob;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
-use kube::{Api, Resource as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
-use crate::kind::JobName;
+use crate::kind::{JobName, Name};
 use crate::output::{self, Format, report};
 use crate::paint::Paint;
 use crate::text::{age, or_dash, table};
@@ -29,6 +31,8 @@ pub(crate) struct Arguments {
     output: Option<Format>,
 }
 
+const LIST_OF_PODS: &str = "list the pods' Events";
+
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
     let events = find(cluster, name).await?;
@@ -47,7 +51,6 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
 
 /// The Events of the job and its pods, oldest first. A job that does not exist is an error only if it has none.
 async fn find(cluster: &Cluster, name: &JobName) -> Result<Vec<Event>, Error> {
-    let api: Api<Event> = Api::namespaced(cluster.client().clone(), cluster.namespace());
     let job = format!(
         "involvedObject.kind={},involvedObject.name={name}",
         ViTTrainingJob::kind(&())
@@ -55,15 +58,14 @@ async fn find(cluster: &Cluster, name: &JobName) -> Result<Vec<Event>, Error> {
     let mut events = vec![];
     for (fields, doing) in [
         (job.as_str(), "list the job's Events"),
-        ("involvedObject.kind=Pod", "list the pods' Events"),
+        ("involvedObject.kind=Pod", LIST_OF_PODS),
     ] {
-        let params = ListParams::default().fields(fields);
-        events.extend(cluster.list(api.clone(), params, doing).await?);
+        events.extend(list(cluster, fields, doing).await?);
     }
     events.retain(|event| {
         let object = &event.involved_object;
         let involved = object.name.as_deref().unwrap_or_default();
-        object.kind.as_deref() != Some("Pod") || is_pod_of(name, involved)
+        object.kind.as_deref() != Some("Pod") || attempt_of(name, involved).is_some()
     });
     if events.is_empty() {
         cluster.get(name).await?;
@@ -72,14 +74,57 @@ async fn find(cluster: &Cluster, name: &JobName) -> Result<Vec<Event>, Error> {
     Ok(events)
 }
 
-/// Whether a pod has a name that the job's pods have: `JOB-ATTEMPT-NODERANK`.
-fn is_pod_of(job: &JobName, pod: &str) -> bool {
-    let rest = pod
-        .strip_prefix(job.as_str())
-        .and_then(|rest| rest.strip_prefix('-'));
-    let numbers = rest.and_then(|rest| rest.split_once('-'));
-    let is_number = |text: &str| text.parse::<u32>().is_ok();
-    numbers.is_some_and(|(attempt, node_rank)| is_number(attempt) && is_number(node_rank))
+/// The newest Warning of each reason about the pods of the current attempt, newest first.
+pub(crate) async fn warnings(
+    cluster: &Cluster,
+    job: &ViTTrainingJob,
+    now: Timestamp,
+) -> Result<Vec<String>, Error> {
+    let attempt = job.status.as_ref().map(|status| status.attempt);
+    let created = job.creation_timestamp().map(|time| time.0);
+    let mut events = list(cluster, "involvedObject.kind=Pod,type=Warning", LIST_OF_PODS).await?;
+    // An earlier job of the same name had pods of the same names.
+    events.retain(|event| {
+        let pod = event.involved_object.name.as_deref().unwrap_or_default();
+        attempt_of(&Name::from_object(job), pod) == attempt && last_seen(event) >= created
+    });
+    events.sort_by_key(|event| Reverse(last_seen(event)));
+    let mut reasons = vec![];
+    events.retain(|event| {
+        let is_new = !reasons.contains(&event.reason);
+        reasons.push(event.reason.clone());
+        is_new
+    });
+    let words = |event: Event| {
+        let ago = last_seen(&event).map_or(String::new(), |time| format!(", {} ago", age(time, now)));
+        let (reason, pod) = (
+            or_dash(event.reason.clone()),
+            or_dash(event.involved_object.name.clone()),
+        );
+        format!("{reason} of pod {pod}{ago}: {}", message(&event))
+    };
+    Ok(events.into_iter().map(words).collect())
+}
+
+async fn list(cluster: &Cluster, fields: &str, doing: &str) -> Result<Vec<Event>, Error> {
+    let api = Api::namespaced(cluster.client().clone(), cluster.namespace());
+    cluster
+        .list(api, ListParams::default().fields(fields), doing)
+        .await
+}
+
+/// The message in one line.
+fn message(event: &Event) -> String {
+    let words = event.message.as_deref().unwrap_or_default().split_whitespace();
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The attempt of a pod with a name that the job's pods have: `JOB-ATTEMPT-NODERANK`.
+fn attempt_of(job: &JobName, pod: &str) -> Option<i32> {
+    let rest = pod.strip_prefix(job.as_str())?.strip_prefix('-')?;
+    let (attempt, node_rank) = rest.split_once('-')?;
+    node_rank.parse::<u32>().ok()?;
+    attempt.parse().ok()
 }
 
 /// When the Event was seen last. Which field has the time depends on the API that made it.
@@ -114,7 +159,6 @@ fn render(events: &[Event], now: Timestamp, paint: Paint) -> String {
         let type_ = or_dash(event.type_.clone());
         let object = &event.involved_object;
         let (kind, name) = (object.kind.clone().unwrap_or_default(), object.name.clone());
-        let message = event.message.as_deref().unwrap_or_default();
         vec![
             seen,
             if type_ == "Normal" {
@@ -124,7 +168,7 @@ fn render(events: &[Event], now: Timestamp, paint: Paint) -> String {
             },
             or_dash(event.reason.clone()),
             format!("{}/{}", kind.to_lowercase(), name.unwrap_or_default()),
-            message.split_whitespace().collect::<Vec<_>>().join(" "),
+            message(event),
         ]
     };
     let rows: Vec<Vec<String>> = events.iter().map(row).collect();

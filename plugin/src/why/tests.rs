@@ -5,6 +5,7 @@ use super::*;
 use crate::fixtures::{
     assert_contains, done, job, now, out_of_memory, place, queued, suspended, training, waiting,
 };
+use crate::mock::{Answer, server};
 
 fn explained(job: &ViTTrainingJob) -> Why {
     explain(job, &place(" --context gpu"), now())
@@ -244,4 +245,45 @@ fn a_deletion_that_is_held_names_who_holds_it() {
         crate::summary::note(&held, Paint::plain(80)),
         "is being deleted, waits for trial.io/hold"
     );
+}
+
+#[tokio::test]
+async fn pods_that_do_not_start_are_explained_by_their_warnings() {
+    let event = |pod: &str, reason: &str, message: &str, minute: u32| {
+        json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": pod}, "reason": reason, "message": message,
+            "involvedObject": {"kind": "Pod", "name": pod}, "type": "Warning",
+            "lastTimestamp": format!("2026-11-22T{}:{:02}:00Z", 10 + minute / 60, minute % 60)})
+    };
+    let cluster = server(move |request| {
+        assert_eq!(
+            request
+                .query
+                .matches("involvedObject.kind=Pod,type=Warning")
+                .count(),
+            1
+        );
+        Answer::list(&[
+            event("digits-2-1", "FailedMount", "an older one", 117),
+            event("digits-2-0", "FailedScheduling", "no\nnode", 116),
+            event("digits-2-0", "FailedMount", "mount failed", 119),
+            event("digits-1-0", "Killing", "of the attempt before", 119),
+            event("other-2-0", "BackOff", "of another job", 119),
+            event("digits-2-0", "Evicted", "of an earlier job of this name", 59),
+        ])
+    });
+    let mut starting = saying("Starting", "Running False PodsStarting", "1 of 2 pods are ready");
+    starting["attempt"] = 2.into();
+    assert_eq!(
+        look(&cluster, &job(starting.clone()), now()).await.findings,
+        [
+            "FailedMount of pod digits-2-0, 60s ago: mount failed",
+            "FailedScheduling of pod digits-2-0, 4m ago: no node"
+        ]
+    );
+    let refusing = server(|_| Answer::refusal(403, "not for you"));
+    assert_eq!(
+        look(&refusing, &job(starting), now()).await.reason.as_deref(),
+        Some("PodsStarting")
+    );
+    assert!(look(&cluster, &job(suspended()), now()).await.next.len() == 1);
 }
