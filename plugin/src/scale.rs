@@ -1,11 +1,19 @@
 //! `kubectl vit scale`: changes the number of nodes.
 
-use crds::{ValidatedJob, ViTTrainingJob, validate};
+use crds::status::WaitStatus;
+use crds::{Phase, ValidatedJob, ViTTrainingJob, labels, validate, words};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::runtime::watcher::Event;
+use planner::facts::fleet::Fleet;
+use planner::policy::placement::place;
+use planner::policy::request::GangRequest;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::kind::{JobName, end};
+use crate::nodes::{list_nodes, list_pods};
 use crate::output::{print, report};
 use crate::summary::phase;
 use crate::text::counted;
@@ -33,6 +41,9 @@ pub(crate) struct Arguments {
     /// Maximum number of nodes of an elastic job
     #[arg(long, value_name = "N", group = "size", allow_negative_numbers = true)]
     max_nodes: Option<i32>,
+    /// Scale it even if a running gang would have to stop and wait for GPUs
+    #[arg(long)]
+    force: bool,
     /// Wait until the gang trains in the new size
     #[arg(long)]
     wait: bool,
@@ -44,6 +55,9 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     let name = &arguments.job;
     let job = cluster.get(name).await?;
     let plan = plan(&job, arguments)?;
+    if let Some(request) = plan.grows.as_ref().filter(|_| !arguments.force) {
+        check_fit(cluster, &job, request).await?;
+    }
     cluster.patch(name, &plan.patch).await?;
     print(&format!("{}\n", plan.words))?;
     if let Some(note) = &plan.note {
@@ -65,6 +79,41 @@ struct Plan {
     note: Option<String>,
     /// Acceptable sizes of the gang.
     sizes: Vec<i32>,
+    /// The smallest of them, if a running gang has to grow to it.
+    grows: Option<GangRequest>,
+}
+
+/// Refuses a size that does not fit: a running gang would stop and wait for it.
+async fn check_fit(cluster: &Cluster, job: &ViTTrainingJob, request: &GangRequest) -> Result<(), Error> {
+    let (nodes, pods) = match (list_nodes(cluster).await, list_pods(cluster).await) {
+        (Ok(nodes), Ok(pods)) => (nodes, pods),
+        (Err(error @ Error::Refused { .. }), _) | (_, Err(error @ Error::Refused { .. })) => {
+            report(&format!("note: whether the new size fits is unknown: {error}"));
+            return Ok(());
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
+    let name = job.name_any();
+    let is_own =
+        |pod: &Pod| pod.namespace() == job.namespace() && pod.labels().get(labels::JOB_NAME) == Some(&name);
+    let mut fleet = Fleet::default();
+    for node in nodes {
+        fleet.follow_nodes(&Event::Apply(node));
+    }
+    for pod in pods.into_iter().filter(|pod| !is_own(pod)) {
+        fleet.follow_pods(&Event::Apply(pod));
+    }
+    let Err(groups) = place(request, fleet.inventory()) else {
+        return Ok(());
+    };
+    let wait = WaitStatus {
+        nodes: i32::try_from(request.nodes).unwrap_or(i32::MAX),
+        ..WaitStatus::default()
+    };
+    let needs = words::waits(&job.spec, &wait, Some(&groups));
+    Err(Error::Usage(format!(
+        "job {name} would stop training and wait: {needs}; --force scales it nevertheless"
+    )))
 }
 
 /// Plans the change and checks it by the operator's rules.
@@ -112,11 +161,19 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
             None,
         )
     };
+    let size = job
+        .status
+        .as_ref()
+        .and_then(|status| status.workers)
+        .unwrap_or_default();
+    let request = GangRequest::from(&valid);
+    let is_larger = usize::try_from(size.desired).is_ok_and(|size| request.nodes > size);
     Ok(Plan {
         patch,
         words,
         note,
         sizes,
+        grows: Some(request).filter(|_| is_larger && phase(job) == Some(Phase::Running)),
     })
 }
 
@@ -139,7 +196,7 @@ fn outcome(name: &JobName, sizes: &[i32], job: Option<&ViTTrainingJob>) -> Optio
     let (job, status) = (job?, job?.status.as_ref()?);
     let size = status.workers.unwrap_or_default().desired;
     let is_there = status.observed_generation >= job.metadata.generation
-        && status.phase == Some(crds::Phase::Running)
+        && status.phase == Some(Phase::Running)
         && sizes.contains(&size);
     let nodes = counted(size, "node");
     is_there.then(|| Ok(format!("{name} trains on {nodes}, attempt {}", status.attempt)))
@@ -212,5 +269,57 @@ mod tests {
         );
         let over = job(json!({"phase": "Failed", "attempt": 1}));
         assert!(planned(&over, "--nodes 4").is_err());
+    }
+
+    /// Scales a job that trains on two of three nodes; returns the error and whether the job was changed.
+    async fn scaled(line: &str, may_list: bool) -> (Option<String>, bool) {
+        let has_changed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let changed = has_changed.clone();
+        let gpu = json!({"nvidia.com/gpu": "1"});
+        let nodes = ["node1", "node2", "node3"].map(|name| {
+            json!({"metadata": {"name": name, "labels": {"nvidia.com/gpu.product": "Tesla-T4"}},
+                "status": {"capacity": {"nvidia.com/gpu": "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
+                    "allocatable": {"nvidia.com/gpu": "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
+                    "conditions": [{"type": "Ready", "status": "True"}]}})
+        });
+        let pods = ["node1", "node2"].map(|node| {
+            json!({"metadata": {"name": format!("digits-1-{node}"), "namespace": "research",
+                    "labels": {"vit-operator.dev/job-name": "digits"}},
+                "spec": {"nodeName": node, "containers": [{"name": "trainer", "resources": {"limits": gpu}}]},
+                "status": {"phase": "Running"}})
+        });
+        let cluster = crate::mock::server(move |request| {
+            use crate::mock::Answer;
+            if request.method == "PATCH" {
+                changed.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            match request.path.as_str() {
+                "/api/v1/nodes" | "/api/v1/pods" if !may_list => Answer::refusal(403, "not for you"),
+                "/api/v1/nodes" => Answer::list(&nodes),
+                "/api/v1/pods" => Answer::list(&pods),
+                _ => Answer::json(&job(crate::fixtures::training())),
+            }
+        });
+        let words = ["scale", "digits"].into_iter().chain(line.split_whitespace());
+        let outcome = run(&cluster, &Line::parse_from(words).arguments).await;
+        let error = outcome.err().map(|error| error.to_string());
+        (error, has_changed.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn a_size_that_does_not_fit_does_not_stop_training() {
+        let (error, has_changed) = scaled("--nodes 4", true).await;
+        assert_eq!(
+            error.as_deref(),
+            Some(
+                "job digits would stop training and wait: needs 4 x 1 identical nvidia.com/gpu: Tesla-T4 has 3 nodes \
+                 with 1 free; --force scales it nevertheless"
+            )
+        );
+        assert!(!has_changed, "it was changed");
+        for line in ["--nodes 3", "--nodes 1", "--nodes 4 --force"] {
+            assert_eq!(scaled(line, true).await, (None, true), "{line}");
+        }
+        assert_eq!(scaled("--nodes 4", false).await, (None, true), "unknown");
     }
 }

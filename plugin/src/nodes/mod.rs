@@ -51,14 +51,9 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         }
         None => Arc::new(Shape::of_gpus(&arguments.gpu_resource, arguments.gpus_per_node)),
     };
-    let nodes: Api<Node> = Api::all(cluster.client().clone());
-    let nodes = cluster.list(nodes, ListParams::default(), "list nodes").await?;
+    let nodes = list_nodes(cluster).await?;
     // Without the right to list all pods, groups and capacities can still be shown.
-    let pods: Api<Pod> = Api::all(cluster.client().clone());
-    let (pods, unknown) = match cluster
-        .list(pods, ListParams::default(), "list the pods of all namespaces")
-        .await
-    {
+    let (pods, unknown) = match list_pods(cluster).await {
         Ok(pods) => (pods, None),
         Err(Error::Refused { doing, message }) => (vec![], Some(format!("cannot {doing}: {message}"))),
         Err(error) => return Err(error),
@@ -78,6 +73,18 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         output::print(&render(&report, is_wide, Paint::of_stdout()))?;
     }
     Ok(Exit::Done)
+}
+
+pub(crate) async fn list_nodes(cluster: &Cluster) -> Result<Vec<Node>, Error> {
+    let api = Api::all(cluster.client().clone());
+    cluster.list(api, ListParams::default(), "list nodes").await
+}
+
+/// The pods of all namespaces.
+pub(crate) async fn list_pods(cluster: &Cluster) -> Result<Vec<Pod>, Error> {
+    let api = Api::all(cluster.client().clone());
+    let doing = "list the pods of all namespaces";
+    cluster.list(api, ListParams::default(), doing).await
 }
 
 /// Other resources of the nodes whose names suggest GPUs, in case the user asked for the wrong one.
