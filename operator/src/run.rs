@@ -45,6 +45,8 @@ const UNRECORDED: Duration = Duration::from_secs(600);
 const ROUNDS_AT_ONCE: u16 = 64;
 /// Least time between reconciles of studies for changes.
 const STUDY_ROUNDS: Duration = Duration::from_millis(500);
+/// Time after which a silent connection is closed. Watches are silent for less.
+const SILENCE: Duration = Duration::from_secs(90);
 /// Concurrent reconciles of studies.
 const STUDIES_AT_ONCE: u16 = 8;
 
@@ -78,12 +80,21 @@ pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let config = Config::infer()
         .await
         .map_err(|error| RunError::NoCluster(kube::Error::InferConfig(error)))?;
-    let client = ClientBuilder::try_from(config).map_err(RunError::NoCluster)?;
+    let client = ClientBuilder::try_from(patient(config)).map_err(RunError::NoCluster)?;
     let metrics = Arc::new(Metrics::new()?);
     let client = client.with_layer(&CountCalls(Arc::clone(&metrics))).build();
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
     run_on(client, metrics, arguments, stop).await
+}
+
+/// Limits how long a connection may be silent: also before the first byte of an answer, and within
+/// a list.
+fn patient(mut config: Config) -> Config {
+    config.read_timeout = Some(SILENCE);
+    // Otherwise the time before a request counts.
+    config.reset_reader_on_write = true;
+    config
 }
 
 async fn run_on(
@@ -127,7 +138,7 @@ async fn run_on(
     let followed = known.clone();
     let study_changes = Arc::new(Notify::new());
     let jobs_of_studies = Arc::clone(&study_changes);
-    let job_events = watcher(jobs, watcher::Config::default())
+    let job_events = watcher(jobs, stores::watching())
         .map_ok(move |event| stream::iter(followed.watched(event)).map(Ok))
         .try_flatten()
         .inspect_ok(move |event| {
@@ -288,7 +299,7 @@ fn watch_studies(
     changes: Arc<Notify>,
 ) -> (Cache<Stored<ViTScalingStudy>>, BoxFuture<'static, ()>) {
     let api: Api<Stored<ViTScalingStudy>> = own_api(client, namespace);
-    stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
+    stores::store(api, stores::watching(), move |_| changes.notify_one())
 }
 
 /// Whether an event is about a job that a study may have created.
@@ -407,10 +418,10 @@ mod tests {
     use super::*;
     use crate::fixtures;
 
-    #[tokio::test]
-    async fn an_operator_whose_api_server_never_answers_can_be_stopped() {
-        let (service, silent) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let arguments = RunArguments {
+    mod faults;
+
+    fn arguments() -> RunArguments {
+        RunArguments {
             namespace: None,
             leader_election_namespace: None,
             lease_name: "vit-operator".into(),
@@ -421,12 +432,17 @@ mod tests {
             agent_image: None,
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn an_operator_whose_api_server_never_answers_can_be_stopped() {
+        let (service, silent) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let stop = CancellationToken::new();
         stop.cancel();
         let client = Client::new(service, "default");
         let metrics = Arc::new(Metrics::new().expect("registers"));
-        let running = run_on(client, metrics, arguments, stop);
+        let running = run_on(client, metrics, arguments(), stop);
         tokio::time::timeout(Duration::from_secs(10), running)
             .await
             .expect("it ends")

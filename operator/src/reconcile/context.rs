@@ -28,8 +28,8 @@ use crate::watch::trigger::Trigger;
 /// Concurrent calls to the API server of all rounds. More do not speed up a busy server, and each
 /// would need its own connection.
 pub(super) const CALLS_AT_ONCE: usize = 32;
-/// Timeout of a call, which is then retried: a connection does not show that the server lost power.
-/// No call of a round is a watch.
+/// Time within which a call's answer must begin; the round is then repeated. No call of a round is a
+/// watch.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Rounds that may create pods concurrently: fewer than all, so that failures and suspensions are

@@ -33,7 +33,7 @@ use super::cache::{Cache, confirm};
 use super::gangs::Gangs;
 use super::kueue::Kueue;
 use super::newest::Newest;
-use super::stores::{own, store, triggering};
+use super::stores::{own, store, triggering, watching};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use crate::api::kueue::Workload;
 use crate::policy::admission::Queue;
@@ -317,7 +317,7 @@ fn events_of<K>(client: &Client) -> impl Stream<Item = watcher::Result<Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    watch(Api::all(client.clone()), watcher::Config::default())
+    watch(Api::all(client.clone()), watching())
 }
 
 /// Watches the objects of a kind: `follow` handles an event and returns triggers.

@@ -6,12 +6,12 @@ use crds::ViTTrainingJob;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::mpsc;
 
 use super::cache::Cache;
-use super::stores::{own, store, triggering};
+use super::stores::{own, store, triggering, watching};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use crate::api::kueue::{ResourceFlavor, Workload};
 use crate::policy::admission::Queue;
@@ -42,7 +42,7 @@ impl Kueue {
             |event: &Event<ResourceFlavor>| (!matches!(event, Event::Init)).then_some(Trigger::Waiting);
         let on_event = triggering(triggers.clone(), of_owner);
         let (workloads, workload_watch) = store(own_api(client, namespace), own(), on_event);
-        let all = watcher::Config::default();
+        let all = watching();
         let (flavors, flavor_watch) = store(
             Api::all(client.clone()),
             all,

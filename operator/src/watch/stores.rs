@@ -19,9 +19,18 @@ use super::trigger::Trigger;
 /// Time between checks whether the API server serves a missing kind by now.
 const ASKED_AGAIN: Duration = Duration::from_secs(30);
 
+/// Time after which a watch starts again where it was. A few seconds later, a silent one is taken for
+/// dead: a connection does not show that the server lost power.
+const WATCHED_FOR: u32 = 45;
+
+/// How every watch is made.
+pub(crate) fn watching() -> watcher::Config {
+    watcher::Config::default().timeout(WATCHED_FOR)
+}
+
 /// Selects the objects that the operator creates.
 pub(super) fn own() -> watcher::Config {
-    watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
+    watching().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
 }
 
 /// The cache of a kind, and the task that updates it, which never ends; `on_event` is called with
