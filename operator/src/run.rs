@@ -139,6 +139,7 @@ async fn run_on(
     let study_changes = Arc::new(Notify::new());
     let jobs_of_studies = Arc::clone(&study_changes);
     let job_events = watcher(jobs, stores::watching())
+        .default_backoff()
         .map_ok(move |event| stream::iter(followed.watched(event)).map(Ok))
         .try_flatten()
         .inspect_ok(move |event| {
@@ -146,7 +147,12 @@ async fn run_on(
                 jobs_of_studies.notify_one();
             }
         })
-        .applied_objects();
+        .applied_objects()
+        // After an error the controller would also hold back the triggers of all other watches.
+        .filter_map(|event| {
+            let event = event.inspect_err(|error| warn!(%error, "a watch was interrupted and starts again"));
+            future::ready(event.ok().map(Ok))
+        });
     let controller = Controller::for_stream(job_events, known.store().clone());
     let context = Arc::new(Context::new(
         client.clone(),
@@ -278,14 +284,10 @@ async fn control(
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile, error_policy, Arc::clone(&context))
         .for_each(|result| {
-            match result {
-                // Already logged.
-                Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
-                Err(controller::Error::ObjectNotFound(job)) => {
-                    debug!(%job, "the job is gone");
-                    context.forget_gone();
-                }
-                Err(error) => warn!(%error, "a watch of jobs was interrupted and starts again"),
+            // Other errors are already logged.
+            if let Err(controller::Error::ObjectNotFound(job)) = result {
+                debug!(%job, "the job is gone");
+                context.forget_gone();
             }
             std::future::ready(())
         })

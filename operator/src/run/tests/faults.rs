@@ -3,77 +3,101 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use axum::body::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, StreamBody};
+use axum::body::{Body as Content, Bytes};
+use kube::core::Status;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
-use tower_test::mock;
+use tower_test::mock::{self, SendResponse};
 
 use super::*;
 
-type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+type Answer = Response<Content>;
 
 fn answer(code: u16, body: &Value) -> Answer {
-    let body = Full::new(Bytes::from(body.to_string())).boxed_unsync();
+    let body = Content::from(body.to_string());
     Response::builder().status(code).body(body).expect("an answer")
 }
 
-/// The answer to a watch that stays silent.
-fn silent_watch() -> Answer {
-    Response::new(StreamBody::new(stream::pending()).boxed_unsync())
+fn failure(code: u16, reason: &str) -> Answer {
+    answer(code, &json!(Status::failure(reason, reason).with_code(code)))
 }
 
-/// The answer to whatever is not a watch: nothing exists, and the Lease is free.
-fn usual(method: &Method, path: &str, body: Value) -> Answer {
-    match (method, path.contains("/leases/")) {
-        (&Method::GET, false) => answer(200, &json!({"metadata": {"resourceVersion": "1"}, "items": []})),
-        (&Method::GET, true) => answer(
-            404,
-            &json!({"status": "Failure", "code": 404, "reason": "NotFound"}),
-        ),
-        _ => answer(200, &body),
+/// The answer to a watch with these events.
+fn watched(events: impl Stream<Item = Value> + Send + 'static) -> Answer {
+    let lines = events.map(|event| Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))));
+    Response::new(Content::from_stream(lines))
+}
+
+/// A call of the operator.
+struct Call {
+    method: Method,
+    path: String,
+    is_watch: bool,
+    body: Value,
+    answer: SendResponse<Answer>,
+}
+
+impl Call {
+    /// Answers that nothing exists, that nothing happens, or that what was sent is stored.
+    fn answer_as_usual(self) {
+        let list = json!({"metadata": {"resourceVersion": "1"}, "items": []});
+        self.answer.send_response(match self.method {
+            Method::GET if self.is_watch => watched(stream::pending()),
+            Method::GET if self.path.contains("/leases/") => failure(404, "NotFound"),
+            Method::GET => answer(200, &list),
+            _ => answer(200, &self.body),
+        });
     }
 }
 
-fn is_watch(request: &Request<Body>) -> bool {
-    request
-        .uri()
-        .query()
-        .is_some_and(|query| query.contains("watch=true"))
+/// An operator that runs until this is dropped, and its calls.
+struct Running {
+    server: mock::Handle<Request<Body>, Answer>,
+    operator: AbortOnDropHandle<Result<(), RunError>>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let (service, server) = mock::pair();
+        let metrics = Arc::new(Metrics::new().expect("registers"));
+        let client = Client::new(service, "default");
+        let running = run_on(client, metrics, arguments(), CancellationToken::new());
+        let operator = AbortOnDropHandle::new(tokio::spawn(running));
+        Self { server, operator }
+    }
+
+    /// The next call before `end`.
+    async fn call_before(&mut self, end: Instant) -> Option<Call> {
+        let call = tokio::time::timeout_at(end, self.server.next_request()).await;
+        let (request, answer) = call.ok()?.expect("it runs");
+        let query = request.uri().query().unwrap_or_default();
+        let is_watch = query.contains("watch=true");
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let body = request.into_body().collect_bytes().await.expect("a body");
+        let body = serde_json::from_slice(&body).unwrap_or_default();
+        Some(Call {
+            method,
+            path,
+            is_watch,
+            body,
+            answer,
+        })
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_watch_of_a_dead_server_starts_again_within_a_minute() {
-    let (service, mut server) = mock::pair::<Request<Body>, Answer>();
-    let metrics = Arc::new(Metrics::new().expect("registers"));
-    let running = run_on(
-        Client::new(service, "default"),
-        metrics,
-        arguments(),
-        CancellationToken::new(),
-    );
-    let running = AbortOnDropHandle::new(tokio::spawn(running));
+    let mut running = Running::start();
     let mut watches: BTreeMap<String, Vec<Instant>> = BTreeMap::new();
     let end = Instant::now() + Duration::from_secs(70);
-    while let Ok(request) = tokio::time::timeout_at(end, server.next_request()).await {
-        let (request, answer) = request.expect("it runs");
-        let path = request.uri().path().to_owned();
-        if is_watch(&request) {
-            watches.entry(path).or_default().push(Instant::now());
-            answer.send_response(silent_watch());
-            continue;
+    while let Some(call) = running.call_before(end).await {
+        if call.is_watch {
+            watches.entry(call.path.clone()).or_default().push(Instant::now());
         }
-        let method = request.method().clone();
-        let body = request.into_body().collect_bytes().await.expect("a body");
-        answer.send_response(usual(
-            &method,
-            &path,
-            serde_json::from_slice(&body).unwrap_or_default(),
-        ));
+        call.answer_as_usual();
     }
-    assert!(!running.is_finished());
+    assert!(!running.operator.is_finished());
     assert_eq!(watches.len(), 10, "{watches:?}");
     for (path, started) in watches {
         let again = started
@@ -81,6 +105,54 @@ async fn every_watch_of_a_dead_server_starts_again_within_a_minute() {
             .map(|again| again.duration_since(started[0]).as_secs());
         assert!(again.is_some_and(|seconds| seconds <= 60), "{path}: {again:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_job_hears_of_new_nodes_while_the_watch_of_jobs_fails() {
+    let mut running = Running::start();
+    let mut job = json!(fixtures::job());
+    let mut nodes = futures::channel::mpsc::unbounded().0;
+    let mut failures = 0;
+    let mut joined = None;
+    let end = Instant::now() + Duration::from_secs(600);
+    while let Some(call) = running.call_before(end).await {
+        match (&*call.path, call.is_watch) {
+            (path, false) if path.ends_with("/vittrainingjobs") => {
+                let list = json!({"metadata": {"resourceVersion": "1"}, "items": [&job]});
+                call.answer.send_response(answer(200, &list));
+            }
+            (path, true) if path.ends_with("/vittrainingjobs") => {
+                call.answer.send_response(failure(500, "InternalError"));
+                failures += 1;
+                if failures == 8 {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    for name in ["a", "b"] {
+                        let mut node = fixtures::node(name, "Tesla-T4", 1);
+                        node.metadata.resource_version = Some("2".into());
+                        let event = json!({"type": "ADDED", "object": node});
+                        nodes.unbounded_send(event).expect("watched");
+                    }
+                    joined = Some(Instant::now());
+                }
+            }
+            ("/api/v1/nodes", true) => {
+                let (joins, changes) = futures::channel::mpsc::unbounded();
+                nodes = joins;
+                call.answer.send_response(watched(changes));
+            }
+            (path, _) if path.ends_with("/digits/status") => {
+                if call.body["status"]["phase"] == "Starting" {
+                    let after = joined.expect("there were no nodes").elapsed();
+                    return assert!(after < Duration::from_secs(1), "{after:?}");
+                }
+                json_patch::merge(&mut job, &call.body);
+                job["metadata"]["resourceVersion"] = "101".into();
+                call.answer.send_response(answer(200, &job));
+            }
+            _ => call.answer_as_usual(),
+        }
+    }
+    panic!("the job does not start");
 }
 
 #[tokio::test]
