@@ -21,8 +21,8 @@ pub(crate) const DURATION: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
 /// A holder that fails to renew for this long, after [`RETRY`], gives up: 10 s in total.
 const RENEW_DEADLINE: Duration = Duration::from_secs(8);
-/// Timeout of one call.
-const CALL: Duration = Duration::from_secs(5);
+/// Timeout of one try: several fit into [`RENEW_DEADLINE`].
+const CALL: Duration = Duration::from_secs(3);
 
 /// The Lease as `identity` takes or renews it; `None` while another replica holds it.
 /// `unchanged_for` is how long this observer has seen the Lease unchanged.
@@ -106,11 +106,12 @@ impl Candidate {
     /// Tries until the server answers; returns whether the Lease is still held.
     async fn renew(&mut self) -> bool {
         loop {
+            let again = Instant::now() + RETRY;
             match self.try_once().await {
                 Ok(is_held) => return is_held,
                 Err(error) => warn!(%error, "failed to renew the lease"),
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep_until(again).await;
         }
     }
 
@@ -119,6 +120,20 @@ impl Candidate {
         let Some((Some(lease), _)) = self.seen.take() else {
             return Ok(());
         };
+        match in_time(self.release_over(lease)).await {
+            // The answer to a renewal was no longer awaited.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let Some(lease) = in_time(self.api.get_opt(&self.name)).await? else {
+                    return Ok(());
+                };
+                in_time(self.release_over(lease)).await
+            }
+            released => released,
+        }
+    }
+
+    /// Releases the Lease if this is its stored version and still held.
+    async fn release_over(&self, lease: Lease) -> Result<(), kube::Error> {
         let spec = lease.spec.clone().unwrap_or_default();
         if spec.holder_identity.as_deref() != Some(&self.identity) {
             return Ok(());
@@ -139,13 +154,7 @@ impl Candidate {
 
     /// One try; returns whether the Lease is held now.
     async fn try_once(&mut self) -> Result<bool, kube::Error> {
-        tokio::time::timeout(CALL, self.read_and_write())
-            .await
-            .unwrap_or_else(|_| {
-                Err(kube::Error::Service(
-                    "the API server did not answer in time".into(),
-                ))
-            })
+        in_time(self.read_and_write()).await
     }
 
     async fn read_and_write(&mut self) -> Result<bool, kube::Error> {
@@ -188,6 +197,14 @@ impl Candidate {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Gives a call up after [`CALL`].
+async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    let late = || kube::Error::Service("the API server did not answer in time".into());
+    tokio::time::timeout(CALL, call)
+        .await
+        .unwrap_or_else(|_| Err(late()))
 }
 
 #[cfg(test)]
@@ -237,14 +254,25 @@ mod tests {
 
     /// An API server with one Lease that refuses writes based on an older version.
     fn server() -> (Client, Stored) {
+        server_that(|_| true)
+    }
+
+    /// The same, if it does not answer all that it does.
+    fn server_that(mut answers: impl FnMut(&Method) -> bool + Send + 'static) -> (Client, Stored) {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         let stored = Stored::default();
         let kept = Arc::clone(&stored);
         tokio::spawn(async move {
+            let mut unanswered = Vec::new();
             while let Some((request, answer)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.expect("a body");
-                answer.send_response(respond(&mut kept.lock().expect("a lease"), &parts.method, &body));
+                let response = respond(&mut kept.lock().expect("a lease"), &parts.method, &body);
+                if answers(&parts.method) {
+                    answer.send_response(response);
+                } else {
+                    unanswered.push(answer);
+                }
             }
         });
         (Client::new(service, "default"), stored)
@@ -347,6 +375,37 @@ mod tests {
             assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
             assert_eq!(holder(&stored).as_deref(), Some("heir"));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_released_even_if_the_stop_meets_a_renewal() {
+        let mut writes = 0;
+        let (client, stored) = server_that(move |method| {
+            writes += usize::from(method != Method::GET);
+            method == Method::GET || writes != 2
+        });
+        let mut first = candidate(&client, "first");
+        first.acquire(&CancellationToken::new()).await;
+        let renewing = tokio::time::timeout(RETRY + CALL / 2, first.hold());
+        renewing
+            .await
+            .expect_err("the renewal is stored and not answered");
+        first.release().await.expect("released");
+        assert_eq!(holder(&stored).as_deref(), Some(""));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_keeps_its_lease_if_one_of_its_tries_is_answered_in_time() {
+        let mut reads = 0;
+        let (client, _) = server_that(move |method| {
+            reads += usize::from(method == Method::GET);
+            method != Method::GET || !(2..4).contains(&reads)
+        });
+        let mut first = candidate(&client, "first");
+        first.acquire(&CancellationToken::new()).await;
+        tokio::time::timeout(2 * DURATION, first.hold())
+            .await
+            .expect_err("it is held");
     }
 
     #[tokio::test(start_paused = true)]
