@@ -17,6 +17,8 @@ pub(crate) enum Error {
         name: String,
         source: Box<kube::Error>,
     },
+    #[error("a reconcile panicked, which is a bug: {0}")]
+    Panicked(String),
     /// Someone else's object has the name.
     #[error(
         "failed to create {kind} {name}: an object with this name does not belong to this {owner}; delete it or rename the {owner}"
@@ -57,6 +59,7 @@ impl Error {
     pub(crate) fn category(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "InvalidObject",
+            Self::Panicked(_) => "Panic",
             Self::NameTaken { .. } | Self::LastOwnersObject { .. } => "NameTaken",
             Self::Api { .. } => match self.code() {
                 Some(401 | 403) => "Forbidden",
@@ -85,7 +88,7 @@ impl Error {
         self.response().map(|status| status.code)
     }
 
-    pub(crate) const CATEGORIES: [&'static str; 9] = [
+    pub(crate) const CATEGORIES: [&'static str; 10] = [
         "ApiServer",
         "Conflict",
         "Forbidden",
@@ -94,6 +97,7 @@ impl Error {
         "Network",
         "NotFound",
         "Overloaded",
+        "Panic",
         "Rejected",
     ];
 

@@ -1,11 +1,13 @@
 //! State shared by all rounds.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use crds::{StoredJob, labels};
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
 use kube::runtime::events::{Event, Recorder, Reporter};
@@ -19,6 +21,7 @@ use tracing::{Instrument as _, warn};
 use super::agents::AgentClient;
 use super::memory::Memory;
 use crate::clock::Clock;
+use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
@@ -111,6 +114,22 @@ impl Context {
     /// The client for the calls of a step.
     pub(super) fn client_for(&self, is_urgent: bool) -> &Client {
         if is_urgent { &self.urgent } else { &self.client }
+    }
+
+    /// Turns a panic of a round into its error, so that it ends no other. If it interrupted the planner,
+    /// it goes on and ends the process: GPUs might be promised twice.
+    pub(crate) async fn contain<T>(&self, round: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        AssertUnwindSafe(round)
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|panic| {
+                if self.planner.is_poisoned() {
+                    resume_unwind(panic);
+                }
+                let formatted = || panic.downcast_ref::<String>().cloned();
+                let words = panic.downcast_ref::<&str>().map(ToString::to_string);
+                Err(Error::Panicked(words.or_else(formatted).unwrap_or_default()))
+            })
     }
 
     /// Publishes Events about a job in the background.

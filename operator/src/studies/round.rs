@@ -54,7 +54,7 @@ pub(crate) async fn reconcile(
             Err(unreadable) => leave_alone::<ViTScalingStudy>(&context.client, now, unreadable).await,
         }
     };
-    let result = running.instrument(span.clone()).await;
+    let result = context.contain(running.instrument(span.clone())).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
         Ok(_) => context.memory.succeeded(&stored.uid().unwrap_or_default()),

@@ -74,6 +74,11 @@ impl SharedPlanner {
         }
     }
 
+    /// Whether a panic interrupted a change of the planner.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.is_poisoned()
+    }
+
     /// [`Planner::place`].
     pub fn place(&self, uid: &str, version: Option<&str>, attempt: i32, now: Timestamp) -> Option<Decision> {
         blocking(|| self.lock().place(uid, version, attempt, now))

@@ -265,3 +265,15 @@ async fn no_round_waits_for_an_event_to_be_taken() {
     drop(context);
     assert_eq!(server.await.expect("all clients are gone"), 1);
 }
+
+/// Invariant G7.
+#[tokio::test]
+#[should_panic(expected = "half a promise")]
+async fn a_panic_that_interrupts_the_planner_ends_the_operator() {
+    let (context, _server) = idle_context();
+    let round = async {
+        let _planner = context.planner.lock();
+        panic!("half a promise")
+    };
+    let _: Result<Action, Error> = context.contain(round).await;
+}

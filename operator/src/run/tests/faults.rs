@@ -8,6 +8,7 @@ use kube::core::Status;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+use tower::ServiceExt as _;
 use tower_test::mock::{self, SendResponse};
 
 use super::*;
@@ -17,6 +18,13 @@ type Answer = Response<Content>;
 fn answer(code: u16, body: &Value) -> Answer {
     let body = Content::from(body.to_string());
     Response::builder().status(code).body(body).expect("an answer")
+}
+
+fn list(objects: &[Value]) -> Answer {
+    answer(
+        200,
+        &json!({"metadata": {"resourceVersion": "1"}, "items": objects}),
+    )
 }
 
 fn failure(code: u16, reason: &str) -> Answer {
@@ -41,11 +49,10 @@ struct Call {
 impl Call {
     /// Answers that nothing exists, that nothing happens, or that what was sent is stored.
     fn answer_as_usual(self) {
-        let list = json!({"metadata": {"resourceVersion": "1"}, "items": []});
         self.answer.send_response(match self.method {
             Method::GET if self.is_watch => watched(stream::pending()),
             Method::GET if self.path.contains("/leases/") => failure(404, "NotFound"),
-            Method::GET => answer(200, &list),
+            Method::GET => list(&[]),
             _ => answer(200, &self.body),
         });
     }
@@ -61,6 +68,10 @@ impl Running {
     fn start() -> Self {
         let (service, server) = mock::pair();
         let metrics = Arc::new(Metrics::new().expect("registers"));
+        let service = service.map_response(|answer: Answer| {
+            assert!(!answer.headers().contains_key("panic"), "a test");
+            answer
+        });
         let client = Client::new(service, "default");
         let running = run_on(client, metrics, arguments(), CancellationToken::new());
         let operator = AbortOnDropHandle::new(tokio::spawn(running));
@@ -118,8 +129,7 @@ async fn a_waiting_job_hears_of_new_nodes_while_the_watch_of_jobs_fails() {
     while let Some(call) = running.call_before(end).await {
         match (&*call.path, call.is_watch) {
             (path, false) if path.ends_with("/vittrainingjobs") => {
-                let list = json!({"metadata": {"resourceVersion": "1"}, "items": [&job]});
-                call.answer.send_response(answer(200, &list));
+                call.answer.send_response(list(std::slice::from_ref(&job)));
             }
             (path, true) if path.ends_with("/vittrainingjobs") => {
                 call.answer.send_response(failure(500, "InternalError"));
@@ -174,4 +184,34 @@ async fn a_server_that_dies_within_an_answer_holds_no_call_for_good() {
     tokio::time::pause();
     let ended = tokio::time::timeout(SILENCE + Duration::from_secs(1), list).await;
     ended.expect("it ends").expect("no panic").expect_err("no answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_panics_is_tried_again_and_ends_no_other() {
+    let mut running = Running::start();
+    let study = json!({
+        "metadata": {"name": "sizes", "namespace": "research", "uid": "study-uid", "resourceVersion": "1"},
+        "spec": {"of": "a later version"},
+    });
+    let nodes = ["a", "b"].map(|name| json!(fixtures::node(name, "Tesla-T4", 1)));
+    let mut tries: BTreeMap<String, u32> = BTreeMap::new();
+    while tries.values().filter(|tries| **tries >= 3).count() < 2 {
+        let end = Instant::now() + Duration::from_secs(60);
+        let call = running.call_before(end).await.expect("the rounds go on");
+        match call.path.rsplit('/').next() {
+            Some("nodes") if !call.is_watch => call.answer.send_response(list(&nodes)),
+            Some("vittrainingjobs") if !call.is_watch => {
+                call.answer.send_response(list(&[json!(fixtures::job())]));
+            }
+            Some("vitscalingstudies") if !call.is_watch => {
+                call.answer.send_response(list(std::slice::from_ref(&study)));
+            }
+            Some("status") => {
+                *tries.entry(call.path).or_default() += 1;
+                let panics = Response::builder().header("panic", "yes").body(Content::empty());
+                call.answer.send_response(panics.expect("an answer"));
+            }
+            _ => call.answer_as_usual(),
+        }
+    }
 }
