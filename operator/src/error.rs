@@ -130,6 +130,15 @@ impl Error {
             && self.response().is_some_and(is_denied)
     }
 
+    /// Time until the next try, by the consecutive failures before this one.
+    pub(crate) fn back_off(&self, failures: u32) -> Duration {
+        if self.is_conflict() {
+            let doubled = CATCH_UP.saturating_mul(1 << failures.min(6));
+            return doubled.min(LONGEST_CATCH_UP);
+        }
+        back_off(failures)
+    }
+
     /// Whether the call certainly had no effect. A call without a response, or with a server error,
     /// may have had one; a conflict may be with an earlier call of this operator.
     pub(crate) fn is_refusal(&self) -> bool {
@@ -156,6 +165,11 @@ fn words(error: &kube::Error) -> String {
 /// How Pod Security, webhooks and admission policies deny an object. Other "forbidden" errors may
 /// pass: a quota, a service account that does not exist yet, missing permissions of the operator.
 const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
+
+/// Until the cache usually shows what somebody else changed; doubled by further conflicts ...
+const CATCH_UP: Duration = Duration::from_millis(100);
+/// ... up to this.
+const LONGEST_CATCH_UP: Duration = Duration::from_secs(5);
 
 /// Time until the next try, by the consecutive failures before this one: 1 s, doubled up to 60 s.
 pub(crate) fn back_off(failures: u32) -> Duration {

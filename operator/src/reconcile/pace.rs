@@ -11,7 +11,7 @@ use kube::runtime::controller::Action;
 use super::context::Context;
 use super::poll::PROGRESS_INTERVAL;
 use super::status;
-use crate::error::{self, Error};
+use crate::error::Error;
 
 /// Until the cache shows the last write.
 pub(super) const CATCH_UP: Duration = Duration::from_millis(100);
@@ -75,9 +75,6 @@ pub(crate) fn error_policy(job: Arc<StoredJob>, error: &Error, context: Arc<Cont
         Error::Unreadable { .. } => Action::await_change(),
         // It will be gone soon, and no event of this job reports it.
         Error::LastOwnersObject { .. } => Action::requeue(IN_MOTION),
-        error if error.is_conflict() => Action::requeue(CATCH_UP),
-        _ => Action::requeue(error::back_off(
-            context.memory.failed(&job.uid().unwrap_or_default()),
-        )),
+        _ => Action::requeue(error.back_off(context.memory.failed(&job.uid().unwrap_or_default()))),
     }
 }

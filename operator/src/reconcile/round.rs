@@ -52,6 +52,10 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
             debug!(parent: &span, %error, "the job changed meanwhile");
+            if context.memory.is_failing(&uid) {
+                let read = context.jobs.read_again(&context.client, &stored);
+                read.instrument(span).await;
+            }
         }
         Err(error) => {
             context.metrics.failed(error.category());

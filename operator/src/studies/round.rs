@@ -19,7 +19,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use super::next::{Creation, deletable, next};
 use super::observation::{Observation, nodes};
 use super::{runs, status};
-use crate::error::{self, Error};
+use crate::error::Error;
 use crate::objects::{create, delete, patch_status, with_uid};
 use crate::reconcile::{Context, event};
 use crate::stored::leave_alone;
@@ -27,8 +27,6 @@ use crate::watch::cache::Cache;
 
 /// Between rounds of a running study; its jobs' changes usually trigger earlier.
 const UNDER_WAY: Duration = Duration::from_secs(10);
-/// Until the cache shows a conflicting change.
-const CATCH_UP: Duration = Duration::from_millis(200);
 
 /// State shared by rounds of studies.
 pub(crate) struct Studies {
@@ -86,10 +84,10 @@ pub(crate) fn error_policy(
 ) -> Action {
     match error {
         Error::Unreadable { .. } => Action::await_change(),
-        error if error.is_conflict() => Action::requeue(CATCH_UP),
-        _ => Action::requeue(error::back_off(
-            studies.context.memory.failed(&study.uid().unwrap_or_default()),
-        )),
+        _ => {
+            let uid = study.uid().unwrap_or_default();
+            Action::requeue(error.back_off(studies.context.memory.failed(&uid)))
+        }
     }
 }
 

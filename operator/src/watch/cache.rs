@@ -87,6 +87,15 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
 {
+    /// Reads an object that was changed and that the watch has not delivered.
+    pub(crate) async fn read_again(&self, client: &Client, object: &K) {
+        let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
+        match api.get_opt(&object.name_any()).await {
+            Ok(stored) => stored.into_iter().for_each(|stored| self.answered(stored)),
+            Err(error) => warn!(%error, "failed to read what the watch has not delivered"),
+        }
+    }
+
     /// Reads answers that no watch delivers. Never ends.
     pub(crate) fn confirm(&self, client: Client) -> impl Future<Output = ()> + use<K> {
         let (asked, told) = (self.clone(), self.clone());

@@ -56,6 +56,12 @@ async fn serve(mut handle: ServerHandle, server: Arc<Mutex<Server>>) {
     let mut unanswered = Vec::new();
     while let Some((request, answer)) = handle.next_request().await {
         let path = request.uri().path().to_owned();
+        if request.method() == Method::GET {
+            let name = path.rsplit('/').next().expect("a name");
+            let response = fixtures::response(200, &server.lock().expect("a server").jobs[name]);
+            answer.send_response(response);
+            continue;
+        }
         let body = request.into_body().collect_bytes().await.expect("a body");
         let body: Value = serde_json::from_slice(&body).expect("an object");
         let Some(name) = path

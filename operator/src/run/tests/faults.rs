@@ -58,6 +58,14 @@ impl Call {
     }
 }
 
+/// A study that the operator tells that it cannot read it.
+fn study() -> Value {
+    json!({
+        "metadata": {"name": "sizes", "namespace": "research", "uid": "study-uid", "resourceVersion": "1"},
+        "spec": {"of": "a later version"},
+    })
+}
+
 /// An operator that runs until this is dropped, and its calls.
 struct Running {
     server: mock::Handle<Request<Body>, Answer>,
@@ -189,10 +197,7 @@ async fn a_server_that_dies_within_an_answer_holds_no_call_for_good() {
 #[tokio::test(start_paused = true)]
 async fn a_round_that_panics_is_tried_again_and_ends_no_other() {
     let mut running = Running::start();
-    let study = json!({
-        "metadata": {"name": "sizes", "namespace": "research", "uid": "study-uid", "resourceVersion": "1"},
-        "spec": {"of": "a later version"},
-    });
+    let study = study();
     let nodes = ["a", "b"].map(|name| json!(fixtures::node(name, "Tesla-T4", 1)));
     let mut tries: BTreeMap<String, u32> = BTreeMap::new();
     while tries.values().filter(|tries| **tries >= 3).count() < 2 {
@@ -214,4 +219,41 @@ async fn a_round_that_panics_is_tried_again_and_ends_no_other() {
             _ => call.answer_as_usual(),
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflicts_slow_down_and_the_job_is_read_again() {
+    let mut running = Running::start();
+    let (mut job, study) = (json!(fixtures::job()), study());
+    let mut writes: BTreeMap<String, u32> = BTreeMap::new();
+    let changes_at = Instant::now() + Duration::from_secs(10);
+    loop {
+        let end = changes_at + Duration::from_secs(10);
+        let call = running.call_before(end).await.expect("the job is written");
+        match call.path.rsplit('/').next() {
+            Some("vittrainingjobs") if !call.is_watch => {
+                call.answer.send_response(list(std::slice::from_ref(&job)));
+            }
+            Some("vitscalingstudies") if !call.is_watch => {
+                call.answer.send_response(list(std::slice::from_ref(&study)));
+            }
+            // No watch shows the change of the job.
+            Some("digits") if Instant::now() > changes_at => {
+                job["metadata"]["resourceVersion"] = "101".into();
+                call.answer.send_response(answer(200, &job));
+            }
+            Some("digits") => call.answer.send_response(answer(200, &job)),
+            Some("status") if call.body["metadata"]["resourceVersion"] == "101" => break,
+            Some("status") => {
+                *writes.entry(call.path).or_default() += 1;
+                call.answer.send_response(failure(409, "Conflict"));
+            }
+            _ => call.answer_as_usual(),
+        }
+    }
+    assert_eq!(writes.len(), 2, "{writes:?}");
+    assert!(
+        writes.values().all(|writes| (4..=15).contains(writes)),
+        "{writes:?}"
+    );
 }
