@@ -76,9 +76,12 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     };
     let record = end.record.as_ref().and_then(|record| record.failure.clone());
     let record = record.unwrap_or_else(|| kubelet_record(pod, end));
+    // Ranks stop together: of a gang, only the one that was told is the cause.
+    let was_told = pod.deletion_timestamp.is_some() || pod.disruption.is_some() || pod.lost;
+    let followed = end.exit == ExitCode::Stopped && !was_told;
     Some(Failure {
         memory: record.memory,
-        is_echo: is_echo(record.class, Some(record.exit_code), pod.trainer),
+        is_echo: followed || is_echo(record.class, Some(record.exit_code), pod.trainer),
         rank: record.rank,
         exit_code: Some(record.exit_code),
         finished_at: end.finished_at,
@@ -186,6 +189,26 @@ mod tests {
             assert_eq!(words(root_cause(&pods)), expected);
             pods.remove(blamed);
         }
+    }
+
+    #[test]
+    fn a_trainer_that_stopped_untold_followed_a_peer_that_was_told() {
+        let stopped = ended("survivor", 143, 5);
+        let told = PodView {
+            deletion_timestamp: Some(Timestamp::UNIX_EPOCH),
+            ..ended("told", 143, 9)
+        };
+        let gone = PodView {
+            lost: true,
+            end: None,
+            ..ended("gone", 0, 0)
+        };
+        for other in [told, gone] {
+            let failure = root_cause(&[stopped.clone(), other.clone()]).expect("a failure");
+            assert_eq!((failure.pod, failure.is_echo), (other.name, false));
+        }
+        let failure = root_cause(&[stopped]).expect("a failure");
+        assert_eq!((&*failure.pod, failure.is_echo), ("survivor", true));
     }
 
     #[test]

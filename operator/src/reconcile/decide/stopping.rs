@@ -33,10 +33,15 @@ pub(super) fn settle(
         Some(_) => Trainer::External,
     };
     let exit_code = known.exit_code.and_then(|code| u8::try_from(code).ok());
-    let may_be_echo = contract::FailureClass::ALL
-        .iter()
-        .any(|class| class.as_str() == known.class && is_echo(*class, exit_code, trainer));
-    if !may_be_echo {
+    let mut classes = contract::FailureClass::ALL.iter();
+    let may_be_echo =
+        classes.any(|class| class.as_str() == known.class && is_echo(*class, exit_code, trainer));
+    // Only the pod shows whether it stopped by itself.
+    let is_known = |failure: &Failure| {
+        Some(&failure.pod) == known.pod.as_ref() && failure.exit_code == exit_code && failure.is_echo
+    };
+    let mut failures = seen.gang(status.attempt).filter_map(failure_of);
+    if !may_be_echo && !failures.any(|failure| is_known(&failure)) {
         return None;
     }
     // The operator may have ended what ends later. Both times are in whole seconds.

@@ -35,6 +35,46 @@ fn a_pod_that_someone_deletes_ends_the_attempt() {
 }
 
 #[test]
+fn a_pod_that_went_away_unseen_is_to_blame_before_the_peer_that_stopped_with_it() {
+    // While no operator ran.
+    let mut world = World::running();
+    world.seen.pods.remove(0);
+    world.exit(1, 143).story_is(expect![[r#"
+        rank 1 exits with 143; again in 1s
+        ! Restarting, PodLost of digits-1-0 on a, restarts 1 (1 without progress)
+        ! delete digits-1-1/30s
+    "#]]);
+    // The peer is seen first.
+    let mut world = World::running();
+    world.exit(1, 143).on("its peer's node shuts down", |seen| {
+        seen.pods[0] = ended(seen.pods[0].clone(), 143, at(101));
+        seen.pods[0].disruption = Some("TerminationByKubelet".into());
+    });
+    world.go().pass(1).story_is(expect![[r#"
+        rank 1 exits with 143; again in 3s
+        ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
+        its peer's node shuts down; again in 1s
+        ! PodLost of digits-1-0 on a
+        ! delete digits-1-0/30s digits-1-1/30s
+        deleted pods are gone; again in 1s
+        1 s pass; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+    "#]]);
+    // Nobody tells who was told.
+    World::running().exit(0, 143).exit(1, 143).go().pass(1).story_is(expect![[r#"
+        rank 0 exits with 143; again in 3s
+        ! Restarting, PodLost of digits-1-0 on a, restarts 1 (1 without progress)
+        rank 1 exits with 143; again in 1s
+        ! delete digits-1-0/30s digits-1-1/30s
+        deleted pods are gone; again in 1s
+        1 s pass; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+    "#]]);
+}
+
+#[test]
 fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     let mut world = World::running();
     unready(&mut world, "b", 71);
