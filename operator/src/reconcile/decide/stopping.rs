@@ -44,11 +44,13 @@ pub(super) fn settle(
     if !may_be_echo && !failures.any(|failure| is_known(&failure)) {
         return None;
     }
-    // The operator may have ended what ends later. Both times are in whole seconds.
+    // The operator may have ended what it deleted and ends later. Both times are in whole seconds.
+    let is_early = |pod: &PodView, ended| pod.deletion_timestamp.is_none() || ended < seen_at + SETTLE;
     let cause = seen
         .gang(status.attempt)
-        .filter_map(failure_of)
-        .filter(|failure| !failure.is_echo && failure.finished_at.is_some_and(|time| time < seen_at + SETTLE))
+        .filter_map(|pod| Some((pod, failure_of(pod)?)))
+        .filter(|(pod, failure)| !failure.is_echo && failure.finished_at.is_some_and(|at| is_early(pod, at)))
+        .map(|(_, failure)| failure)
         .min_by_key(|failure| failure.finished_at);
     let silent = || {
         let mut present = seen.pods.iter().filter(|pod| pod.attempt == status.attempt);

@@ -208,6 +208,18 @@ fn the_cause_of_an_echo_is_waited_for() {
               Starting, attempt 2 on a b, Placed: GangFits
               update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
         "#]]);
+    // By a clock that is a minute ahead, unless the operator may have ended it.
+    let mut world = World::running();
+    world.exit(0, 75).on("rank 1 failed a minute from now", |seen| {
+        seen.pods[1] = ended(seen.pods[1].clone(), 3, at(160));
+    });
+    world.story_is(expect![[r#"
+        rank 0 exits with 75; again in 3s
+        ! Restarting, PeerLost of digits-1-0 on a, restarts 1 (1 without progress)
+        rank 1 failed a minute from now; again in 300s
+        ! Failed, BadData of digits-1-1 on b, restarts 0 (0 without progress), Failed: NotRetryable
+        ! delete the Service, delete the NetworkPolicy
+    "#]]);
     // The cause is seen only after its pod is gone.
     let mut world = World::running();
     world.seen.departed = vec![PodView {
