@@ -66,12 +66,13 @@ pub(crate) fn root_cause<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Opt
 
 /// How one pod failed; `None` if it did not.
 pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
-    let failed_end = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done);
-    let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
-    if finished_well || !(pod.deletion_timestamp.is_some() || pod.lost || pod.has_failed()) {
+    if pod.is_done() {
+        return None;
+    }
+    if !(pod.deletion_timestamp.is_some() || pod.lost || pod.has_failed()) {
         return start_failure(pod);
     }
-    let Some(end) = failed_end else {
+    let Some(end) = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done) else {
         return Some(Failure::from_pod(pod, FailureClass::PodLost, lost(pod)));
     };
     let record = end.record.as_ref().and_then(|record| record.failure.clone());

@@ -118,7 +118,8 @@ impl PodView {
         let ended = terminated(pod, CONTAINER).or(fetched.filter(|fetched| fetched.exit_code != 0));
         let trainer = trainer(pod);
         // Wait for the last report of rank 0's sidecar while it may still come.
-        let may_report = trainer == Trainer::External && member.node_rank == 0 && !has_reported(pod);
+        let may_report =
+            trainer == Trainer::External && member.node_rank == 0 && is_alone(pod) && !has_reported(pod);
         let is_done = ended.is_some_and(|ended| ended.exit_code == 0);
         let ended = ended.filter(|_| !may_report);
         Some(Self {
@@ -165,9 +166,17 @@ impl PodView {
         matches!(self.state, PodState::Succeeded | PodState::Failed)
     }
 
+    /// Whether its trainer ended well, even if other containers run on. One that was evicted may only
+    /// have stopped.
+    pub(crate) fn is_done(&self) -> bool {
+        let is_evicted = self.state == PodState::Failed && self.disruption.is_some();
+        let end = self.end.as_deref();
+        end.map_or(self.state == PodState::Succeeded, |end| end.exit == ExitCode::Done) && !is_evicted
+    }
+
     /// Whether its container failed.
     pub(crate) fn has_failed(&self) -> bool {
-        self.state == PodState::Failed || self.end.as_ref().is_some_and(|end| end.exit != ExitCode::Done)
+        !self.is_done() && (self.state == PodState::Failed || self.end.is_some())
     }
 }
 
@@ -216,6 +225,12 @@ fn trainer(pod: &Pod) -> Trainer {
     } else {
         Trainer::Own
     }
+}
+
+/// Whether the trainer is its only container beside sidecars, which the kubelet ends after all others.
+fn is_alone(pod: &Pod) -> bool {
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.all(|container| container.name == CONTAINER)
 }
 
 /// Whether the sidecar, which ends after the trainer, has left its last report, or never will.
@@ -395,19 +410,26 @@ mod tests {
         let spec = pod.spec.as_mut().expect("a spec");
         let mut take = |name: &str| status.as_object_mut().expect("fields").remove(name);
         spec.node_name = take("node").map(|node| node.as_str().expect("a name").into());
-        let [fetch, agent, trainer] = [FETCH, AGENT, CONTAINER].map(|name| {
+        let mut state_of = |name: &str| {
             let state = take(name)?;
-            Some(json!([{
+            Some(json!({
                 "name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0,
-            }]))
-        });
+            }))
+        };
+        let [fetch, agent] = [FETCH, AGENT].map(&mut state_of);
+        let [trainer, mesh] = [CONTAINER, "mesh"].map(&mut state_of);
         if agent.is_some() {
             let agent = json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
             spec.init_containers = serde_json::from_value(agent).expect("a container");
             spec.containers[0].ports = None;
         }
-        status["initContainerStatuses"] = json!(fetch.or(agent));
-        status["containerStatuses"] = json!(trainer);
+        if mesh.is_some() {
+            let mesh = json!({"name": "mesh"});
+            spec.containers.push(serde_json::from_value(mesh).expect("a container"));
+        }
+        let list = |states: [Option<Value>; 2]| states.into_iter().flatten().collect::<Vec<_>>();
+        status["initContainerStatuses"] = json!(list([fetch, agent]));
+        status["containerStatuses"] = json!(list([trainer, mesh]));
         pod.status = serde_json::from_value(status).expect("a status");
         PodView::of(&pod).expect("ours")
     }
@@ -463,6 +485,8 @@ mod tests {
 {phase: Running, podIP: "fd00::7", conditions: [{type: Ready, status: "True"}]} -> ready; http://[fd00::7]:9402
 {phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 0}}} -> ready
 {phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} ->
+{phase: Running, vit-agent: {running: {}}, mesh: {running: {}}, trainer: {terminated: {exitCode: 0}}} -> Done None "" None
+{phase: Running, mesh: {running: {}}, trainer: {terminated: {exitCode: 0}}} -> Done None "" None
 {phase: Running, podIP: 10.0.0.7, vit-agent: {terminated: {exitCode: 0, message: STEP}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> http://10.0.0.7:9402; Other(1) None "Traceback" Some(7)
 {phase: Failed, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> Other(1) None "Traceback" None
 {vit-agent: {waiting: {reason: ErrImageNeverPull, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull: absent; Refused

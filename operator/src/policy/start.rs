@@ -32,7 +32,7 @@ pub(crate) fn left<'a>(
 }
 
 fn is_late(pod: &PodView) -> bool {
-    !pod.ready && pod.state != PodState::Succeeded && pod.fetch != Some(Fetch::Runs)
+    !pod.ready && !pod.is_done() && pod.fetch != Some(Fetch::Runs)
 }
 
 /// Why the node of a rejected pod no longer fits: another pod took its place, or the node changed.

@@ -38,7 +38,7 @@ use super::step::{Step, Write};
 use crate::error::Error;
 use crate::policy::admission::admission_state;
 use crate::policy::failure::Failure;
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::PodView;
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::{StopReason, stop_wanted};
 use crate::policy::{deadline, strategy, waiting};
@@ -208,7 +208,7 @@ fn time_out(
     failed(reasons::PENDING_TIMEOUT, &message)
 }
 
-/// Whether every pod of the attempt succeeded.
+/// Whether every trainer of the attempt is done.
 fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
     let could_have = match status.phase {
         Some(Phase::Starting | Phase::Running | Phase::Suspending) => true,
@@ -217,8 +217,8 @@ fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
         _ => false,
     };
     let nodes = status.nodes().len();
-    let ended_well = |pod: &&PodView| pod.state == PodState::Succeeded;
-    could_have && nodes > 0 && seen.gang(status.attempt).filter(ended_well).count() == nodes
+    let is_done = |pod: &&PodView| pod.is_done();
+    could_have && nodes > 0 && seen.gang(status.attempt).filter(is_done).count() == nodes
 }
 
 /// Whether a job in this phase gets pods.

@@ -22,7 +22,7 @@ use super::observation::Observation;
 use super::step::{Step, Write};
 use crate::policy::admission::AdmissionState;
 use crate::policy::failure::Failure;
-use crate::policy::gang::{Fetch, PodState, PodView};
+use crate::policy::gang::{Fetch, PodView};
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::StopReason;
 use crate::policy::{failed_nodes, mixed_gpus, strategy, time_spent, waiting};
@@ -247,7 +247,7 @@ impl<'a> Next<'a> {
         let gang: Vec<&PodView> = self.seen.gang(self.status.attempt).collect();
         let desired = self.status.nodes().len();
         let ready = gang.iter().filter(|pod| pod.ready).count();
-        let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
+        let finished = gang.iter().filter(|pod| pod.is_done() && !pod.ready).count();
         self.status.workers = Some(WorkersStatus {
             desired: count(desired),
             ready: count(ready),

@@ -17,6 +17,9 @@ use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::verdict;
 use crate::policy::ttl;
 
+/// How long a pod may take to end after its trainer.
+const ENDING: SignedDuration = SignedDuration::from_secs(30);
+
 /// Keeps ended pods for their logs and deletes running ones.
 pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -> Step {
     let spec = &seen.job.spec;
@@ -40,10 +43,15 @@ pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -
     if expires_in == Some(SignedDuration::ZERO) && !seen.is_on_unready_node() {
         return Next::of(seen).act(vec![Write::DeleteJob], RESTING).urgent();
     }
-    // The kubelet reports the container's end before the pod's. On a dead node it never will.
+    // The kubelet reports the container's end before the pod's. On a dead node it never will, nor while
+    // other containers run on.
+    let ended = status.completion_time.as_ref();
+    let left = ended.map_or(SignedDuration::ZERO, |time| (time.0 + ENDING).duration_since(seen.now));
     let ends = |pod: &PodView| {
         let node = pod.node.as_ref();
-        pod.end.is_some() && !node.is_some_and(|node| seen.unready_nodes.contains_key(node))
+        pod.end.is_some()
+            && left.is_positive()
+            && !node.is_some_and(|node| seen.unready_nodes.contains_key(node))
     };
     let pods: Vec<PodId> = seen
         .pods
@@ -67,6 +75,8 @@ pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -
     }
     let again = if seen.is_on_unready_node() {
         IN_MOTION
+    } else if seen.pods.iter().any(|pod| !pod.has_ended() && ends(pod)) {
+        std_duration(left)
     } else {
         expires_in.map_or(RESTING, std_duration)
     };

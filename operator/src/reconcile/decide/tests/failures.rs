@@ -73,7 +73,7 @@ fn data_errors_are_never_retried_and_the_pod_that_failed_stays_for_its_logs() {
         ..ended(pod(1, 1), 75, at(100))
     };
     world.exit(0, 3).story_is(expect![[r#"
-        rank 0 exits with 3; again in 300s
+        rank 0 exits with 3; again in 30s
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
     "#]]);

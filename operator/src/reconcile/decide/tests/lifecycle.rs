@@ -297,6 +297,58 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
 }
 
 #[test]
+fn a_gang_is_done_with_its_trainers_although_other_containers_run_on() {
+    let mut world = World::in_phase(Phase::Starting, |_| ());
+    let is_done = |world: &mut World, node_rank: usize| {
+        world.on(&format!("trainer {node_rank} is done"), |seen| {
+            seen.pods[node_rank] = PodView {
+                state: PodState::Running,
+                ..ended(seen.pods[node_rank].clone(), 0, seen.now)
+            };
+        });
+    };
+    is_done(&mut world, 0);
+    world.on("its node is gone", |seen| seen.pods[0].lost = true);
+    is_done(&mut world, 1);
+    world.pass(29).pass(1).story_is(expect![[r#"
+        trainer 0 is done; again in 2s
+          Running
+        its node is gone; again in 2s
+        trainer 1 is done; again in 30s
+        ! Succeeded, Complete: AllEpochsDone
+        ! delete the Service, delete the NetworkPolicy
+        29 s pass; again in 1s
+        1 s pass; again in 300s
+        ! delete digits-1-0 digits-1-1
+    "#]]);
+    // Even if the other containers fail.
+    let mut world = World::running();
+    world.seen.pods = gang(1).into_iter().map(|pod| ended(pod, 0, at(99))).collect();
+    world.seen.pods[1].state = PodState::Failed;
+    world.begin().story_is(expect![[r#"
+        begin; again in 300s
+        ! Succeeded, Complete: AllEpochsDone
+        ! delete the Service, delete the NetworkPolicy
+    "#]]);
+    // An evicted trainer may have been told to stop.
+    let mut world = World::running();
+    world.exit(0, 0).on("rank 1 is evicted", |seen| {
+        seen.pods[1] = PodView {
+            state: PodState::Failed,
+            disruption: Some("Evicted: low on disk".into()),
+            ..ended(seen.pods[1].clone(), 0, seen.now)
+        };
+    });
+    world.story_is(expect![[r#"
+        rank 0 exits with 0; again in 2s
+          update the status
+        rank 1 is evicted; again in 1s
+        ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
+        ! delete digits-1-0/30s digits-1-1/30s
+    "#]]);
+}
+
+#[test]
 fn another_size_replaces_the_gang_without_counting_as_a_failure() {
     let mut world = World::running();
     world.edit("one node", |job| job.spec.workers.nodes = 1);
