@@ -171,7 +171,9 @@ impl PodView {
     pub(crate) fn is_done(&self) -> bool {
         let is_evicted = self.state == PodState::Failed && self.disruption.is_some();
         let end = self.end.as_deref();
-        end.map_or(self.state == PodState::Succeeded, |end| end.exit == ExitCode::Done) && !is_evicted
+        end.map_or(self.state == PodState::Succeeded, |end| {
+            end.exit == ExitCode::Done
+        }) && !is_evicted
     }
 
     /// Whether its container failed.
@@ -425,7 +427,8 @@ mod tests {
         }
         if mesh.is_some() {
             let mesh = json!({"name": "mesh"});
-            spec.containers.push(serde_json::from_value(mesh).expect("a container"));
+            spec.containers
+                .push(serde_json::from_value(mesh).expect("a container"));
         }
         let list = |states: [Option<Value>; 2]| states.into_iter().flatten().collect::<Vec<_>>();
         status["initContainerStatuses"] = json!(list([fetch, agent]));

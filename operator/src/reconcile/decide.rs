@@ -217,8 +217,22 @@ fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
         _ => false,
     };
     let nodes = status.nodes().len();
-    let is_done = |pod: &&PodView| pod.is_done();
+    // Another trainer also ends with 0 if it is told to save and stop.
+    let is_stopping = matches!(status.phase, Some(Phase::Suspending | Phase::Restarting));
+    let is_final = |pod: &PodView| {
+        let was_told = is_stopping || pod.deletion_timestamp.is_some();
+        seen.job.spec.external.is_none() || !was_told || has_all_steps(seen, status)
+    };
+    let is_done = |pod: &&PodView| pod.is_done() && is_final(pod);
     could_have && nodes > 0 && seen.gang(status.attempt).filter(is_done).count() == nodes
+}
+
+/// Whether rank 0 has reported all of its steps.
+fn has_all_steps(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
+    let reported = seen.progress.as_ref();
+    let recorded = status.progress.as_ref();
+    reported.is_some_and(|progress| progress.total_steps > 0 && progress.step >= progress.total_steps)
+        || recorded.is_some_and(|progress| progress.total_steps > 0 && progress.step >= progress.total_steps)
 }
 
 /// Whether a job in this phase gets pods.

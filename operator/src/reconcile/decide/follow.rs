@@ -16,8 +16,8 @@ use super::stopping::lost;
 use super::{end, gang, halt, std_duration};
 use crate::build;
 use crate::build::workload;
-use crate::policy::failure::{Failure, root_cause};
-use crate::policy::gang::PodView;
+use crate::policy::failure::{Failure, failure_of, root_cause};
+use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::{Verdict, verdict};
 use crate::policy::suspend::StopReason;
 use crate::policy::{elastic, failed_nodes, stall, start, strategy};
@@ -72,6 +72,16 @@ pub(super) fn follow(
             .and_then(|signs| stall::stalled(signs, &gang, status.attempt, seen.now))
             .or_else(|| stall::silent(seen.silence?, &gang))
     };
+    // Another trainer may end with 0 because its pod was deleted.
+    let stopped = || {
+        let deleted = gang.iter().find(|pod| pod.deletion_timestamp.is_some());
+        let deleted = deleted.filter(|_| gang.iter().all(PodView::is_done))?;
+        failure_of(&PodView {
+            state: PodState::Running,
+            end: None,
+            ..deleted.clone()
+        })
+    };
     let unfit = unfit(seen, status, valid, &gang);
     let is_unfit = |pod: &&PodView| unfit.iter().any(|(other, _)| other.name == pod.name);
     let failure = root_cause(gang.iter().filter(|pod| !is_unfit(pod)));
@@ -80,7 +90,7 @@ pub(super) fn follow(
     {
         return halt(seen, &StopReason::Unfit(words.clone()));
     }
-    if let Some(failure) = failure.or_else(overdue).or_else(stalled) {
+    if let Some(failure) = failure.or_else(overdue).or_else(stalled).or_else(stopped) {
         let failures = status.failures_since_checkpoint(seen.progress.as_ref()) + 1;
         return end(seen, &failure, verdict_on(&failure, seen, valid, failures), false);
     }

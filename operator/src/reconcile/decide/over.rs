@@ -46,7 +46,9 @@ pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -
     // The kubelet reports the container's end before the pod's. On a dead node it never will, nor while
     // other containers run on.
     let ended = status.completion_time.as_ref();
-    let left = ended.map_or(SignedDuration::ZERO, |time| (time.0 + ENDING).duration_since(seen.now));
+    let left = ended.map_or(SignedDuration::ZERO, |time| {
+        (time.0 + ENDING).duration_since(seen.now)
+    });
     let ends = |pod: &PodView| {
         let node = pod.node.as_ref();
         pod.end.is_some()

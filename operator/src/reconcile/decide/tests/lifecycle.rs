@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use contract::Progress;
 use crds::conditions::types;
+use crds::status::ProgressStatus;
 use crds::{Phase, ViTTrainingJob};
 use expect_test::expect;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
-use super::super::super::observation::Isolation;
+use super::super::super::observation::{Isolation, Observation};
 use super::world::{World, ended, saved_at};
 use crate::fixtures::{self, assert_contains, at, gang, pod};
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::{PodState, PodView, Trainer};
 
 fn suspend(job: &mut ViTTrainingJob) {
     job.spec.suspend = true;
@@ -346,6 +348,84 @@ fn a_gang_is_done_with_its_trainers_although_other_containers_run_on() {
         ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
         ! delete digits-1-0/30s digits-1-1/30s
     "#]]);
+}
+
+/// An external job in this phase whose ranks 0 and 1 ended with 0.
+fn ended_external(phase: Phase, change: impl FnOnce(&mut Observation)) -> World {
+    let mut world = World::in_phase(phase, |job| {
+        job.spec.external = serde_json::from_value(json!({"command": ["torchrun"]})).ok();
+        job.spec.suspend = phase == Phase::Suspending;
+    });
+    world.seen.agent_image = Some("localhost/vit-operator:dev".into());
+    for pod in &mut world.seen.pods {
+        let trainer = Trainer::External;
+        *pod = PodView {
+            trainer,
+            ..ended(pod.clone(), 0, at(99))
+        };
+    }
+    change(&mut world.seen);
+    world
+}
+
+#[test]
+fn another_trainer_that_ends_well_once_it_is_stopped_is_done_only_with_all_steps() {
+    let delete = |seen: &mut Observation| seen.pods[1].deletion_timestamp = Some(at(120));
+    let report = |seen: &mut Observation, step, total_steps| {
+        let progress = Progress {
+            step,
+            total_steps,
+            ..saved_at(step)
+        };
+        seen.progress = Some(progress);
+    };
+    ended_external(Phase::Suspending, |_| ())
+        .begin()
+        .story_is(expect![[r#"
+            begin; again in 300s
+            ! delete digits-1-0 digits-1-1
+            ! Suspended, Suspended: Suspended, not Placed: Suspended
+        "#]]);
+    ended_external(Phase::Restarting, |_| ())
+        .begin()
+        .story_is(expect![[r#"
+            begin; again in 5s
+            ! delete digits-1-0 digits-1-1
+              Starting, attempt 2 on a b, Placed: GangFits
+              update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+        "#]]);
+    ended_external(Phase::Running, delete)
+        .begin()
+        .story_is(expect![[r#"
+            begin; again in 1s
+            ! Restarting, PodLost of digits-1-1 on b, restarts 1 (1 without progress)
+            ! delete digits-1-0/30s
+        "#]]);
+    // Nobody stopped it, or it reported all steps, now or before.
+    let done = |phase, change: &dyn Fn(&mut Observation)| {
+        let step = ended_external(phase, change).decide();
+        assert_eq!(step.status.phase, Some(Phase::Succeeded), "{phase:?}");
+    };
+    done(Phase::Running, &|_| ());
+    done(Phase::Suspending, &|seen| report(seen, 10, 10));
+    done(Phase::Running, &|seen| {
+        delete(seen);
+        report(seen, 10, 10);
+    });
+    done(Phase::Suspending, &|seen| {
+        report(seen, 10, 10);
+        let progress = seen.progress.take().expect("reported");
+        let status = Arc::make_mut(&mut seen.job).status.as_mut().expect("a status");
+        status.progress = Some(ProgressStatus {
+            step: progress.step.try_into().expect("few"),
+            total_steps: progress.total_steps.try_into().expect("few"),
+            ..ProgressStatus::default()
+        });
+    });
+    for (step, total_steps) in [(9, 10), (0, 0)] {
+        let mut world = ended_external(Phase::Suspending, |seen| report(seen, step, total_steps));
+        assert_contains(&world.begin().story(), "Suspended: Suspended");
+    }
 }
 
 #[test]

@@ -62,7 +62,12 @@ fn a_pod_that_went_away_unseen_is_to_blame_before_the_peer_that_stopped_with_it(
           update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
     "#]]);
     // Nobody tells who was told.
-    World::running().exit(0, 143).exit(1, 143).go().pass(1).story_is(expect![[r#"
+    World::running()
+        .exit(0, 143)
+        .exit(1, 143)
+        .go()
+        .pass(1)
+        .story_is(expect![[r#"
         rank 0 exits with 143; again in 3s
         ! Restarting, PodLost of digits-1-0 on a, restarts 1 (1 without progress)
         rank 1 exits with 143; again in 1s
