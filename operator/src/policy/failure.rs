@@ -72,14 +72,18 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     if !(pod.deletion_timestamp.is_some() || pod.lost || pod.has_failed()) {
         return start_failure(pod);
     }
+    let was_ended = pod.deletion_timestamp.is_some() || pod.disruption.is_some() || pod.lost;
     let Some(end) = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done) else {
-        return Some(Failure::from_pod(pod, FailureClass::PodLost, lost(pod)));
+        let (class, words) = match &pod.failed_other {
+            Some(words) if !was_ended => (FailureClass::StartFailed, words.clone()),
+            _ => (FailureClass::PodLost, lost(pod)),
+        };
+        return Some(Failure::from_pod(pod, class, words));
     };
     let record = end.record.as_ref().and_then(|record| record.failure.clone());
     let record = record.unwrap_or_else(|| kubelet_record(pod, end));
-    // Ranks stop together: of a gang, only the one that was told is the cause.
-    let was_told = pod.deletion_timestamp.is_some() || pod.disruption.is_some() || pod.lost;
-    let followed = end.exit == ExitCode::Stopped && !was_told;
+    // Ranks stop together: of a gang, only the one whose pod was ended is the cause.
+    let followed = end.exit == ExitCode::Stopped && !was_ended;
     Some(Failure {
         memory: record.memory,
         is_echo: followed || is_echo(record.class, Some(record.exit_code), pod.trainer),
@@ -271,6 +275,33 @@ mod tests {
             };
             assert_eq!(words(failure_of(&pulling)), expected);
         }
+    }
+
+    #[test]
+    fn a_container_of_others_that_failed_is_named_unless_its_pod_was_ended() {
+        let failed = PodView {
+            end: None,
+            failed_other: Some("init container gpu-check exited with code 3".into()),
+            ..ended("a", 0, 0)
+        };
+        let expected = "StartFailed: init container gpu-check exited with code 3";
+        assert_eq!(words(failure_of(&failed)), expected);
+        let deleted = PodView {
+            deletion_timestamp: Some(Timestamp::UNIX_EPOCH),
+            ..failed.clone()
+        };
+        let lost = PodView {
+            lost: true,
+            ..failed.clone()
+        };
+        for pod in [deleted, lost] {
+            assert_eq!(words(failure_of(&pod)), "PodLost: pod a went away");
+        }
+        let runs = PodView {
+            state: PodState::Running,
+            ..failed
+        };
+        assert_eq!(failure_of(&runs), None);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use contract::TerminationRecord;
 use contract::exit::ExitCode;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod,
+};
 use kube::ResourceExt as _;
 use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
 use planner::facts::resources::{Requests, requests_of};
@@ -56,6 +58,8 @@ pub(crate) struct PodView {
     pub(crate) fetch: Option<Fetch>,
     /// Why it was disrupted, as reported.
     pub(crate) disruption: Option<String>,
+    /// How a container that is not the operator's failed, in words.
+    pub(crate) failed_other: Option<String>,
     /// How its container ended. Boxed, because it is large and most pods have none.
     pub(crate) end: Option<Box<End>>,
 }
@@ -148,6 +152,7 @@ impl PodView {
             rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
             fetch: fetch(pod),
             disruption: disruption(pod),
+            failed_other: failed_other(pod),
             end: ended
                 .map(|ended| end(ended, trainer, terminated(pod, AGENT)))
                 .map(Box::new),
@@ -188,21 +193,28 @@ pub(crate) fn is_grouped(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
-/// The statuses of the operator's containers, init containers first.
-fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
-    let lists = pod.status.iter().flat_map(|status| {
-        [
-            status.init_container_statuses.as_ref(),
-            status.container_statuses.as_ref(),
-        ]
-    });
-    let all = lists.flatten().flatten();
-    all.filter(|container| [FETCH, AGENT, CONTAINER].contains(&container.name.as_str()))
+/// The statuses of all containers, init containers first, with the kind before "container".
+fn statuses(pod: &Pod) -> impl Iterator<Item = (&'static str, &ContainerStatus)> {
+    pod.status.iter().flat_map(|status| {
+        let init = status.init_container_statuses.iter().flatten();
+        let others = status.container_statuses.iter().flatten();
+        let init = init.map(|container| ("init ", container));
+        init.chain(others.map(|container| ("", container)))
+    })
+}
+
+/// Whether the operator put this container into the pod. Webhooks add others.
+fn is_own(name: &str) -> bool {
+    [FETCH, AGENT, CONTAINER].contains(&name)
+}
+
+fn state_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
+    let (_, container) = statuses(pod).find(|(_, container)| container.name == name)?;
+    container.state.as_ref()
 }
 
 fn fetch(pod: &Pod) -> Option<Fetch> {
-    let container = statuses(pod).find(|container| container.name == FETCH)?;
-    let state = container.state.as_ref()?;
+    let state = state_of(pod, FETCH)?;
     match (&state.running, &state.terminated) {
         (Some(_), _) => Some(Fetch::Runs),
         (None, Some(ended)) => Some(Fetch::Done(ended.finished_at.as_ref()?.0)),
@@ -212,8 +224,7 @@ fn fetch(pod: &Pod) -> Option<Fetch> {
 
 /// How a container ended.
 fn terminated<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStateTerminated> {
-    let container = statuses(pod).find(|container| container.name == name)?;
-    container.state.as_ref()?.terminated.as_ref()
+    state_of(pod, name)?.terminated.as_ref()
 }
 
 fn trainer(pod: &Pod) -> Trainer {
@@ -284,17 +295,38 @@ fn stuck(pod: &Pod) -> Option<String> {
     if let Some(("False", words)) = condition(pod, "PodScheduled") {
         return Some(words);
     }
-    let (_, waiting) = waiting(pod)?;
-    let reason = waiting.reason.as_deref();
-    let is_starting = matches!(reason, None | Some("" | "ContainerCreating" | "PodInitializing"));
-    (!is_starting).then(|| words(reason, waiting.message.as_deref()))
+    let (kind, name, waiting) = hindered(pod)?;
+    let words = words(waiting.reason.as_deref(), waiting.message.as_deref());
+    Some(if is_own(name) {
+        words
+    } else {
+        format!("{kind}container {name}: {words}")
+    })
 }
 
-/// The first container that waits, with its name.
-fn waiting(pod: &Pod) -> Option<(&str, &ContainerStateWaiting)> {
-    statuses(pod).find_map(|container| {
+/// The first container that waits for more than its turn, with its kind and name; the operator's come
+/// before others.
+fn hindered(pod: &Pod) -> Option<(&'static str, &str, &ContainerStateWaiting)> {
+    let all = statuses(pod).filter_map(|(kind, container)| {
         let waiting = container.state.as_ref()?.waiting.as_ref()?;
-        Some((container.name.as_str(), waiting))
+        let reason = waiting.reason.as_deref();
+        let is_starting = matches!(reason, None | Some("" | "ContainerCreating" | "PodInitializing"));
+        (!is_starting).then_some((kind, container.name.as_str(), waiting))
+    });
+    all.min_by_key(|(_, name, _)| !is_own(name))
+}
+
+/// The failure of the first container that is not the operator's.
+fn failed_other(pod: &Pod) -> Option<String> {
+    let mut others = statuses(pod).filter(|(_, container)| !is_own(&container.name));
+    others.find_map(|(kind, container)| {
+        let ended = container.state.as_ref()?.terminated.as_ref()?;
+        let what = format!(
+            "{kind}container {} exited with code {}",
+            container.name, ended.exit_code
+        );
+        let message = last_of(ended.message.clone().unwrap_or_default());
+        (ended.exit_code != 0).then(|| words(Some(&what), Some(&message)))
     })
 }
 
@@ -311,13 +343,17 @@ const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
 /// first `ErrImagePull` may be a transient network error; the kubelet backs off only after it
 /// recurs. Other `CreateContainerConfigError`s may be transient, too; the kubelet retries them.
 fn cannot_start(pod: &Pod) -> Option<CannotStart> {
-    let (name, waiting) = waiting(pod)?;
+    let (_, name, waiting) = hindered(pod)?;
+    let has_begun = || state_of(pod, CONTAINER).is_some_and(|state| state.waiting.is_none());
+    if !is_own(name) && has_begun() {
+        return None;
+    }
     let message = waiting.message.as_deref().unwrap_or_default();
     let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
-    // The sidecar of another trainer is never the manifest's fault.
+    // What the manifest does not name is never its fault.
     let misconfigured = match name {
-        AGENT => CannotStart::Refused,
-        _ => CannotStart::Misconfigured,
+        FETCH | CONTAINER => CannotStart::Misconfigured,
+        _ => CannotStart::Refused,
     };
     match waiting.reason.as_deref()? {
         "InvalidImageName" | "ErrImageNeverPull" => Some(misconfigured),
@@ -418,9 +454,9 @@ mod tests {
                 "name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0,
             }))
         };
-        let [fetch, agent] = [FETCH, AGENT].map(&mut state_of);
+        let init = ["gpu-check", FETCH, AGENT].map(&mut state_of);
         let [trainer, mesh] = [CONTAINER, "mesh"].map(&mut state_of);
-        if agent.is_some() {
+        if init[2].is_some() {
             let agent = json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
             spec.init_containers = serde_json::from_value(agent).expect("a container");
             spec.containers[0].ports = None;
@@ -430,9 +466,8 @@ mod tests {
             spec.containers
                 .push(serde_json::from_value(mesh).expect("a container"));
         }
-        let list = |states: [Option<Value>; 2]| states.into_iter().flatten().collect::<Vec<_>>();
-        status["initContainerStatuses"] = json!(list([fetch, agent]));
-        status["containerStatuses"] = json!(list([trainer, mesh]));
+        status["initContainerStatuses"] = init.into_iter().flatten().collect();
+        status["containerStatuses"] = [trainer, mesh].into_iter().flatten().collect();
         pod.status = serde_json::from_value(status).expect("a status");
         PodView::of(&pod).expect("ours")
     }
@@ -468,6 +503,7 @@ mod tests {
             pod.cannot_start.map(|why| format!("{why:?}")),
             pod.rejected.as_deref().map(gpus),
             pod.disruption.as_ref().map(|words| format!("disrupted: {words}")),
+            pod.failed_other.clone(),
             end,
         ];
         words.into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -493,6 +529,12 @@ mod tests {
 {phase: Running, podIP: 10.0.0.7, vit-agent: {terminated: {exitCode: 0, message: STEP}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> http://10.0.0.7:9402; Other(1) None "Traceback" Some(7)
 {phase: Failed, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} -> Other(1) None "Traceback" None
 {vit-agent: {waiting: {reason: ErrImageNeverPull, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull: absent; Refused
+{phase: Failed, gpu-check: {terminated: {exitCode: 3, message: bad GPU}}, trainer: {waiting: {reason: PodInitializing}}} -> init container gpu-check exited with code 3: bad GPU
+{phase: Running, gpu-check: {terminated: {exitCode: 0}}, mesh: {terminated: {exitCode: 1}}, trainer: {running: {}}} -> container mesh exited with code 1
+{gpu-check: {waiting: {reason: ImagePullBackOff, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: ImagePullBackOff: absent; Refused
+{gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: CrashLoopBackOff
+{mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
+{gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
 {conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node}]} -> stuck: Unschedulable: no node; rejected with Some(1)
 {conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated
 {nominatedNodeName: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable
