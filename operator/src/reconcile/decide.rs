@@ -126,6 +126,13 @@ pub(crate) fn decide(
     }
 }
 
+/// Stops the gang of a job that is being deleted; `None` once it holds no GPUs.
+pub(super) fn depart(seen: &Observation) -> Option<Step> {
+    let node_lost_after = seen.job.spec.failure_policy.node_lost_seconds;
+    let node_lost_after = u64::try_from(node_lost_after).unwrap_or(0);
+    drain(seen, Duration::from_secs(node_lost_after))
+}
+
 /// Ends a gang because the API server will never accept one of its objects, such as this pod.
 pub(super) fn end_of_refused(seen: &Observation, pod: &PodView, error: &Error) -> Step {
     let failure = Failure::from_pod(pod, FailureClass::BadConfig, error.to_string());

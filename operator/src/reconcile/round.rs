@@ -21,6 +21,9 @@ use crate::objects;
 use crate::stored::leave_alone;
 use crate::watch::trigger::Trigger;
 
+/// The API server's finalizer of a deletion that leaves what the object owns.
+const ORPHAN: &str = "orphan";
+
 /// Runs one round, and times, logs and counts it.
 pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> Result<Action, Error> {
     let span = info_span!(
@@ -73,9 +76,11 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
 }
 
 async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
-    if job.metadata.deletion_timestamp.is_some() || !job.is_for_vit_operator() {
-        // Its objects are deleted by owner references.
+    if !job.is_for_vit_operator() {
         return Ok(Action::await_change());
+    }
+    if job.metadata.deletion_timestamp.is_some() {
+        return depart(context, job).await;
     }
     let job = Arc::new(job.clone());
     let mut seen = observe::observe(context, Arc::clone(&job));
@@ -106,6 +111,20 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     }
     applied?;
     written?;
+    Ok(Action::requeue(step.look_again))
+}
+
+/// Stops the gang of a job that is being deleted: a finalizer of others may keep the job, and what its
+/// owner references delete, for long. The garbage collector does the rest.
+async fn depart(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
+    if job.finalizers().iter().any(|finalizer| finalizer == ORPHAN) {
+        return Ok(Action::await_change());
+    }
+    let seen = observe::observe(context, Arc::new(job.clone()));
+    let Some(step) = decide::depart(&seen) else {
+        return Ok(Action::await_change());
+    };
+    apply::apply(context, &context.urgent, job, step.writes).await?;
     Ok(Action::requeue(step.look_again))
 }
 

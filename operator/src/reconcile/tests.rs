@@ -37,6 +37,7 @@ use crate::watch::pod_groups::PodGroups;
 use crate::watch::trigger::Trigger;
 
 mod answers;
+mod endings;
 mod faults;
 mod later;
 
@@ -748,15 +749,6 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
     let status = job.status.expect("a status");
     let running = status.condition(conditions::types::RUNNING).expect("a condition");
     assert_contains(&running.message, "failed to create Pod digits-1-0: ");
-}
-
-#[tokio::test]
-async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
-    let mut job = fixtures::job_in(Phase::Running, 1);
-    job.metadata.deletion_timestamp = job.metadata.creation_timestamp.clone();
-    let (calls, _, result) = Rounds::with_gang(vec![]).run(job, 1).await;
-    assert_eq!(calls, Vec::<String>::new());
-    assert_eq!(result.expect("reconciled"), Action::await_change());
 }
 
 /// Invariant G7.
