@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
 use planner::facts::resources::{Requests, requests_of};
 
-pub(crate) const CONTAINER: &str = "trainer";
+pub(crate) use crds::labels::CONTAINER;
 /// Name of the sidecar of another trainer.
 pub(crate) const AGENT: &str = "vit-agent";
 /// Name of the container that fetches the data set before the trainer starts.
