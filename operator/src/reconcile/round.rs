@@ -44,7 +44,7 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
             Err(unreadable) => leave_alone::<ViTTrainingJob>(&context.client, now, unreadable).await,
         }
     };
-    let result = context.contain(running.instrument(span.clone())).await;
+    let result = Box::pin(context.contain(running.instrument(span.clone()))).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
         Ok(_) => context.memory.succeeded(&uid),

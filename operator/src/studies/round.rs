@@ -82,13 +82,11 @@ pub(crate) fn error_policy(
     error: &Error,
     studies: Arc<Studies>,
 ) -> Action {
-    match error {
-        Error::Unreadable { .. } => Action::await_change(),
-        _ => {
-            let uid = study.uid().unwrap_or_default();
-            Action::requeue(error.back_off(studies.context.memory.failed(&uid)))
-        }
+    if let Error::Unreadable { .. } = error {
+        return Action::await_change();
     }
+    let uid = study.uid().unwrap_or_default();
+    Action::requeue(error.back_off(studies.context.memory.failed(&uid)))
 }
 
 async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action, Error> {
