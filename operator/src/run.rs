@@ -85,7 +85,8 @@ pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let client = client.with_layer(&CountCalls(Arc::clone(&metrics))).build();
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
-    run_on(client, metrics, arguments, stop).await
+    // Boxed, because it is large.
+    Box::pin(run_on(client, metrics, arguments, stop)).await
 }
 
 /// Limits how long a connection may be silent: also before the first byte of an answer, and within
@@ -219,7 +220,8 @@ async fn run_on(
         work_while(
             candidate.hold(),
             future::join(
-                control(controller, context, triggered, stop.clone()),
+                // Boxed, because it is large.
+                Box::pin(control(controller, context, triggered, stop.clone())),
                 control_studies(studies, study_changes, stop.clone()),
             )
             .map(drop),
@@ -444,7 +446,7 @@ mod tests {
         stop.cancel();
         let client = Client::new(service, "default");
         let metrics = Arc::new(Metrics::new().expect("registers"));
-        let running = run_on(client, metrics, arguments(), stop);
+        let running = Box::pin(run_on(client, metrics, arguments(), stop));
         tokio::time::timeout(Duration::from_secs(10), running)
             .await
             .expect("it ends")
