@@ -203,7 +203,7 @@ async fn a_round_that_panics_is_tried_again_and_ends_no_other() {
     let mut tries: BTreeMap<String, u32> = BTreeMap::new();
     while tries.values().filter(|tries| **tries >= 3).count() < 2 {
         let end = Instant::now() + Duration::from_secs(60);
-        let call = running.call_before(end).await.expect("the rounds go on");
+        let call = running.call_before(end).await.expect("the rounds continue");
         match call.path.rsplit('/').next() {
             Some("nodes") if !call.is_watch => call.answer.send_response(list(&nodes)),
             Some("vittrainingjobs") if !call.is_watch => {
