@@ -201,10 +201,7 @@ mod tests {
             (job.spec.data, job.spec.workers.volumes.len()),
             (known.spec.data, 1)
         );
-        assert_eq!(
-            job.spec.workers.node_selector["later"], "a",
-            "a label is no field"
-        );
+        assert_eq!(job.spec.workers.node_selector["later"], "a", "labels are kept");
         assert_eq!(job.status.expect("a status").attempt, 1);
         serde_json::from_value::<ViTTrainingJob>(later).expect_err("a manifest must not have them");
     }

@@ -166,8 +166,8 @@ fn words(error: &kube::Error) -> String {
 /// pass: a quota, a service account that does not exist yet, missing permissions of the operator.
 const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
 
-/// Until the cache usually shows what somebody else changed; doubled by further conflicts ...
-const CATCH_UP: Duration = Duration::from_millis(100);
+/// Until the cache usually shows the last write; doubled by further conflicts ...
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(100);
 /// ... up to this.
 const LONGEST_CATCH_UP: Duration = Duration::from_secs(5);
 

@@ -11,8 +11,8 @@
 //!                                        6 status   --> status, then Events
 //! ```
 //!
-//! Only `observe`, `apply` and `status` do I/O. `lease` elects one of several replicas as leader;
-//! `http` serves metrics and probes.
+//! Only `apply` and `status` do I/O, and a new leader's first look at a gang. `lease` elects one of
+//! several replicas as leader; `http` serves metrics and probes.
 //!
 //! The chart's `templates/rbac.yaml` grants its permissions. The end-to-end tests compare them with
 //! the API server's audit log.

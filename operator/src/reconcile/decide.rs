@@ -33,9 +33,9 @@ use planner::policy::placement::Placement;
 
 use super::next::Next;
 use super::observation::Observation;
-use super::pace::{CATCH_UP, IN_MOTION, RESTING, WAITING};
+use super::pace::{IN_MOTION, RESTING, WAITING};
 use super::step::{Step, Write};
-use crate::error::Error;
+use crate::error::{CATCH_UP, Error};
 use crate::policy::admission::admission_state;
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodView;
@@ -224,7 +224,7 @@ fn has_finished(seen: &Observation, status: &ViTTrainingJobStatus) -> bool {
         _ => false,
     };
     let nodes = status.nodes().len();
-    // Another trainer also ends with 0 if it is told to save and stop.
+    // An external trainer may also exit with 0 after saving on SIGTERM.
     let is_stopping = matches!(status.phase, Some(Phase::Suspending | Phase::Restarting));
     let is_final = |pod: &PodView| {
         let was_told = is_stopping || pod.deletion_timestamp.is_some();

@@ -13,8 +13,6 @@ use super::poll::PROGRESS_INTERVAL;
 use super::status;
 use crate::error::Error;
 
-/// Until the cache shows the last write.
-pub(super) const CATCH_UP: Duration = Duration::from_millis(100);
 /// Between rounds of a starting or stopping gang; watches usually trigger earlier.
 pub(super) const IN_MOTION: Duration = Duration::from_secs(5);
 /// Most writes of progress per second, for all running jobs.

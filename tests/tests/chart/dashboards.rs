@@ -8,7 +8,7 @@ use vit_tests::{chart, command, packages, root};
 
 use crate::{NAMESPACE, objects, text};
 
-/// Series of a job on two GPUs, of which one is throttled: a value, and what it rises each minute.
+/// Series of a job on two GPUs, one of them throttled: the first value, and its increase per minute.
 const GPU_SERIES: [(&str, f64, f64); 18] = [
     (r#"vit_device_utilization_ratio{rank="0"}"#, 0.98, 0.0),
     (r#"vit_device_utilization_ratio{rank="1"}"#, 0.61, 0.0),

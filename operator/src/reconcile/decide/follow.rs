@@ -9,13 +9,14 @@ use planner::policy::request::GangRequest;
 
 use super::super::next::Next;
 use super::super::observation::Observation;
-use super::super::pace::{CATCH_UP, IN_MOTION, NEXT_TURN, RESTING};
+use super::super::pace::{IN_MOTION, NEXT_TURN, RESTING};
 use super::super::poll::PROGRESS_INTERVAL;
 use super::super::step::{Step, Write};
 use super::stopping::lost;
 use super::{end, gang, halt, std_duration};
 use crate::build;
 use crate::build::workload;
+use crate::error::CATCH_UP;
 use crate::policy::failure::{Failure, failure_of, root_cause};
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::{Verdict, verdict};

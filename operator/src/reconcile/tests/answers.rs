@@ -101,7 +101,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster with these jobs, of which the operator knows the first, and their pods.
+    /// A cluster with these jobs and pods; the operator's cache has only the first job.
     fn new<const FATES: usize>(jobs: Vec<ViTTrainingJob>, pods: &[Pod], fates: [Fate; FATES]) -> Self {
         let (service, handle) = mock::pair();
         let (triggers, triggered) = mpsc::unbounded_channel();
@@ -123,7 +123,7 @@ impl Cluster {
         cluster
     }
 
-    /// Two waiting jobs, of which the second comes before the first in the queue.
+    /// Two waiting jobs; the second is ahead of the first in the queue.
     fn of_two_jobs<const FATES: usize>(fates: [Fate; FATES]) -> Self {
         let jobs = [("first", 1), ("second", 0)].map(|(name, created)| {
             let mut job = fixtures::job_in(Phase::Pending, 0);
@@ -159,7 +159,8 @@ impl Cluster {
         })
     }
 
-    /// A round of the first job: whether the GPUs are in use after it, and whether waiting jobs are told.
+    /// Runs a round of the first job; returns whether the GPUs are in use after it, and whether it
+    /// triggered waiting jobs.
     async fn promised_after_round(&mut self) -> (bool, bool) {
         // Some rounds fail.
         let _ = self.round("first").await;

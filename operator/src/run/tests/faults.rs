@@ -58,7 +58,7 @@ impl Call {
     }
 }
 
-/// A study that the operator tells that it cannot read it.
+/// A study that this version cannot read, so that the operator writes its condition.
 fn study() -> Value {
     json!({
         "metadata": {"name": "sizes", "namespace": "research", "uid": "study-uid", "resourceVersion": "1"},

@@ -61,7 +61,7 @@ fn a_pod_that_went_away_unseen_is_to_blame_before_the_peer_that_stopped_with_it(
           Starting, attempt 2 on a b, Placed: GangFits
           update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
     "#]]);
-    // Nobody tells who was told.
+    // Nothing shows which pod was signaled.
     World::running()
         .exit(0, 143)
         .exit(1, 143)
