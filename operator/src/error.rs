@@ -106,6 +106,11 @@ impl Error {
         self.category() == "Conflict"
     }
 
+    /// Whether the API server was busy or did not answer, which may pass with the next try.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.category(), "Overloaded" | "Network")
+    }
+
     /// Whether the reconciled object was deleted, so that its status cannot be written.
     pub(crate) fn is_of_deleted(&self) -> bool {
         let Self::Api { verb, kind, .. } = self else {

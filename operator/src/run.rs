@@ -80,22 +80,29 @@ pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let config = Config::infer()
         .await
         .map_err(|error| RunError::NoCluster(kube::Error::InferConfig(error)))?;
-    let client = ClientBuilder::try_from(patient(config)).map_err(RunError::NoCluster)?;
     let metrics = Arc::new(Metrics::new()?);
-    let client = client.with_layer(&CountCalls(Arc::clone(&metrics))).build();
+    let client = client(config, &metrics).map_err(RunError::NoCluster)?;
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
     // Boxed, because it is large.
     Box::pin(run_on(client, metrics, arguments, stop)).await
 }
 
-/// Limits how long a connection may be silent: also before the first byte of an answer, and within
-/// a list.
-fn patient(mut config: Config) -> Config {
+/// A client whose connections may be silent for [`SILENCE`], also before the first byte of an answer,
+/// and within a list. It counts calls.
+fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
     config.read_timeout = Some(SILENCE);
     // Otherwise the time before a request counts.
     config.reset_reader_on_write = true;
-    config
+    // It would try for minutes, and hide that the server is busy. Rounds have their own.
+    config.default_retry = false;
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(builder.with_layer(&CountCalls(Arc::clone(metrics))).build())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| RunError::Listen { address, source })
 }
 
 async fn run_on(
@@ -170,12 +177,7 @@ async fn run_on(
         identity.clone(),
     ));
     let is_ready = Arc::new(AtomicBool::new(false));
-    let listener = TcpListener::bind(metrics_address)
-        .await
-        .map_err(|source| RunError::Listen {
-            address: metrics_address,
-            source,
-        })?;
+    let listener = listen(metrics_address).await?;
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
         jobs: known.store().clone(),

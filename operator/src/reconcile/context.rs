@@ -10,12 +10,16 @@ use crds::{StoredJob, labels};
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
+use kube::client::retry::RetryPolicy;
 use kube::runtime::events::{Event, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use planner::SharedPlanner;
 use tokio::sync::{Semaphore, mpsc};
+use tower::BoxError;
 use tower::limit::ConcurrencyLimitLayer;
+use tower::retry::RetryLayer;
 use tower::timeout::TimeoutLayer;
+use tower::util::option_layer;
 use tracing::{Instrument as _, warn};
 
 use super::agents::AgentClient;
@@ -170,11 +174,17 @@ fn limited(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = tower::service_fn(move |request| {
         let client = client.clone();
-        async move { client.send(request).await }
+        async move { client.send(request).await.map_err(BoxError::from) }
     });
     ClientBuilder::new(service, namespace)
+        .with_layer(&option_layer(retries().map(RetryLayer::new)))
         .with_layer(&TimeoutLayer::new(CALL_TIMEOUT))
         // Outside the timeout, which must not include the wait for a permit.
         .with_layer(&ConcurrencyLimitLayer::new(CALLS_AT_ONCE))
         .build()
+}
+
+/// Four further tries if the API server is busy, within about three seconds, or when it says.
+fn retries() -> Option<RetryPolicy> {
+    RetryPolicy::new(Duration::from_millis(200), Duration::from_secs(5), 4, true).ok()
 }

@@ -11,10 +11,13 @@ use crds::status::StragglerStatus;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use crate::error::Error;
 use crate::policy::straggler::SlowRanks;
 
 /// How long heartbeats count, while writes of what they show fail.
 const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
+/// Failures after which one that may pass is told.
+const TOLD_AFTER: u32 = 2;
 
 /// The memory of all jobs, by uid.
 #[derive(Debug, Default)]
@@ -210,8 +213,15 @@ impl Memory {
         })
     }
 
-    pub(crate) fn is_failing(&self, uid: &str) -> bool {
-        self.with(uid, |job| job.errors > 0)
+    /// Consecutive failed reconciles so far.
+    pub(crate) fn failures(&self, uid: &str) -> u32 {
+        self.with(uid, |job| job.errors)
+    }
+
+    /// Whether an error is worth an Event and a condition. A busy API server needs no further calls,
+    /// unless it is busy for long.
+    pub(crate) fn tells(&self, uid: &str, error: &Error) -> bool {
+        !error.is_conflict() && (!error.may_pass() || self.failures(uid) >= TOLD_AFTER)
     }
 
     pub(crate) fn succeeded(&self, uid: &str) {

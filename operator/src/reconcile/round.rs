@@ -55,7 +55,7 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
             debug!(parent: &span, %error, "the job changed meanwhile");
-            if context.memory.is_failing(&uid) {
+            if context.memory.failures(&uid) > 0 {
                 let read = context.jobs.read_again(&context.client, &stored);
                 read.instrument(span).await;
             }
@@ -63,6 +63,9 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
         Err(error) => {
             context.metrics.failed(error.category());
             warn!(parent: &span, %error, category = error.category(), "reconcile failed");
+            if !context.memory.tells(&uid, error) {
+                return result;
+            }
             let event = events::event(
                 EventType::Warning,
                 conditions::reasons::RECONCILE_FAILED,
@@ -135,7 +138,7 @@ fn not_written(context: &Context, seen: &Observation, step: &Step, error: &Error
     if error.is_refusal() {
         let is_released = context.planner.lock().release(&uid, step.status.attempt);
         // Repeatedly refused jobs would wake one another despite their back-off.
-        if is_released && !context.memory.is_failing(&uid) {
+        if is_released && context.memory.failures(&uid) == 0 {
             // The receiver lives as long as the process.
             let _ = context.triggers.send(Trigger::Waiting);
         }
@@ -178,7 +181,7 @@ async fn write_status(
     let doubt = context
         .memory
         .doubt_about(&uid, job.resource_version().as_deref());
-    if doubt.is_some() || !error.is_some_and(Error::is_conflict) {
+    if doubt.is_some() || error.is_none_or(|error| context.memory.tells(&uid, error)) {
         let why = doubt.or_else(|| error.map(Error::to_string));
         next = status::with_error(seen, next, why.as_deref());
     }

@@ -45,6 +45,7 @@ pub(crate) async fn reconcile(
         namespace = stored.namespace().unwrap_or_default()
     );
     let context = &studies.context;
+    let uid = stored.uid().unwrap_or_default();
     let (started, now) = (Instant::now(), context.settings.clock.now());
     let running = async {
         match &stored.0 {
@@ -55,7 +56,7 @@ pub(crate) async fn reconcile(
     let result = context.contain(running.instrument(span.clone())).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
-        Ok(_) => context.memory.succeeded(&stored.uid().unwrap_or_default()),
+        Ok(_) => context.memory.succeeded(&uid),
         Err(error) if error.is_of_deleted() => return Ok(Action::await_change()),
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
@@ -64,6 +65,9 @@ pub(crate) async fn reconcile(
         Err(error) => {
             context.metrics.failed(error.category());
             warn!(parent: &span, %error, category = error.category(), "reconcile failed");
+            if !context.memory.tells(&uid, error) {
+                return result;
+            }
             let event = event(
                 EventType::Warning,
                 reasons::RECONCILE_FAILED,
@@ -98,7 +102,10 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let mut observation = observe(studies, study);
     let study = &Arc::clone(&observation.study);
     let report = async |observation: &Observation, status, error: Option<&Error>| {
-        let status = status::with_error(observation, status, error);
+        let status = match error {
+            Some(error) if !context.memory.tells(&study.uid().unwrap_or_default(), error) => status,
+            _ => status::with_error(observation, status, error),
+        };
         write_status(context, study, status).await
     };
     let plan = match runs::plan(study) {

@@ -129,8 +129,6 @@ pub(super) fn with_error(
         seen: observation,
     };
     match error {
-        // Not a fault, but a reason to reconcile again.
-        Some(error) if error.is_conflict() => {}
         Some(error) => draft.set(RECONCILED, false, reasons::RECONCILE_FAILED, &error.to_string()),
         None => draft
             .status

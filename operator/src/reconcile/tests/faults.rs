@@ -165,12 +165,10 @@ async fn what_may_be_taken_later_is_tried_again() {
             403,
             r#"pods "digits-1-0" is forbidden: error looking up service account research/default: serviceaccount "default" not found"#,
         ),
-        (429, "too many requests"),
         (
             500,
             r#"failed calling webhook "images.example.com": no endpoints available"#,
         ),
-        (504, "timed out"),
     ] {
         let (status, result) = denied("pods", code, message).await;
         let error = result.expect_err("refused").to_string();
@@ -181,6 +179,67 @@ async fn what_may_be_taken_later_is_tried_again() {
         );
         let running = status.condition(conditions::types::RUNNING).expect("a condition");
         assert_eq!(running.message, error);
+    }
+}
+
+/// The rounds of a gang until one succeeds, at most three, and their other calls, if the API server
+/// answers this many creations of pods with a code.
+async fn rounds_with_refusals(code: u16, mut refusals: usize) -> Vec<Vec<String>> {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let context = context(service, &Rounds::fresh().nodes, &[], &[]);
+    let job = StoredJob::from(fixtures::job_in(Phase::Starting, 1));
+    apply_event(&context, &job);
+    let (job, calls) = (Arc::new(job), Arc::new(Mutex::new(Vec::new())));
+    let stored = Mutex::new(json!(fixtures::job_in(Phase::Starting, 1)));
+    let seen = Arc::clone(&calls);
+    let server = tokio::spawn(async move {
+        while let Some((request, answer)) = handle.next_request().await {
+            let (path, is_read) = (request.uri().path().to_owned(), request.method() == Method::GET);
+            let body = request.into_body().collect_bytes().await.expect("a body");
+            let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let (code, response) = if is_read {
+                (200, json!({"metadata": {}, "items": []}))
+            } else if path.ends_with("/pods") && refusals > 0 {
+                refusals -= 1;
+                (code, failure(code, "Busy"))
+            } else if path.ends_with("/status") {
+                let (code, job, object) = write_status(&stored, &body);
+                seen.lock().expect("calls").push(object);
+                (code, job)
+            } else {
+                if path.ends_with("/events") {
+                    let reason = text(&body["reason"]);
+                    seen.lock().expect("calls").push(format!("event {reason}"));
+                }
+                (201, body)
+            };
+            answer.send_response(fixtures::response(code, &response));
+        }
+    });
+    let mut rounds = Vec::new();
+    while rounds.len() < 3 {
+        let result = reconcile(Arc::clone(&job), Arc::clone(&context)).await;
+        // Events are published in the background.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        rounds.push(std::mem::take(&mut *calls.lock().expect("calls")));
+        match result {
+            Ok(_) => break,
+            Err(error) => drop(error_policy(Arc::clone(&job), &error, Arc::clone(&context))),
+        }
+    }
+    drop(context);
+    server.await.expect("served");
+    rounds
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_server_gets_no_further_calls_until_it_is_busy_for_long() {
+    let nothing = Vec::<String>::new();
+    for code in [429, 503, 504] {
+        assert_eq!(rounds_with_refusals(code, 2).await, [nothing.clone()], "{code}");
+        let told = vec!["status Starting".to_owned(), "event ReconcileFailed".to_owned()];
+        let expected = [nothing.clone(), nothing.clone(), told];
+        assert_eq!(rounds_with_refusals(code, usize::MAX).await, expected, "{code}");
     }
 }
 

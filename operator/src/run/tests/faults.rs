@@ -178,9 +178,8 @@ async fn a_server_that_dies_within_an_answer_holds_no_call_for_good() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let config = Config::new(format!("http://{address}").parse().expect("a URL"));
-    let client = ClientBuilder::try_from(patient(config))
-        .expect("a client")
-        .build();
+    let metrics = Arc::new(Metrics::new().expect("registers"));
+    let client = client(config, &metrics).expect("a client");
     let jobs: Api<StoredJob> = own_api(&client, None);
     let list = tokio::spawn(async move { jobs.list(&kube::api::ListParams::default()).await });
     let (mut connection, _) = listener.accept().await.expect("a connection");
@@ -257,4 +256,25 @@ async fn conflicts_slow_down_and_the_job_is_read_again() {
         writes.values().all(|writes| (4..=15).contains(writes)),
         "{writes:?}"
     );
+}
+
+#[tokio::test]
+async fn every_answer_of_a_busy_server_is_counted() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let config = Config::new(format!("http://{address}").parse().expect("a URL"));
+    let metrics = Arc::new(Metrics::new().expect("registers"));
+    let client = client(config, &metrics).expect("a client");
+    let router = axum::Router::new().fallback(|| async { ::http::StatusCode::TOO_MANY_REQUESTS });
+    let server = AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await }));
+    let jobs: Api<StoredJob> = own_api(&client, None);
+    let everything = kube::api::ListParams::default();
+    let list = jobs.list(&everything);
+    let answered = tokio::time::timeout(Duration::from_secs(10), list).await;
+    let refused = answered.expect("only rounds try again");
+    refused.expect_err("the server is busy");
+    let gpus = crate::metrics::gpu_counts::GpuCounts::default();
+    let text = metrics.render([], &gpus, fixtures::at(100)).expect("renders");
+    fixtures::assert_contains(&text, r#"requests_total{code="429",method="GET"} 1"#);
+    drop(server);
 }
