@@ -346,14 +346,15 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
         .await;
 }
 
-/// Maps triggers to jobs to reconcile. Changes of capacity within [`WAITING_ROUNDS`] are batched.
+/// Maps triggers to jobs to reconcile. Changes of capacity within [`WAITING_ROUNDS`] are batched, and so
+/// are those of jobs that do not exist: the round of one of them forgets all that are gone.
 fn rounds(
     triggered: mpsc::UnboundedReceiver<Trigger>,
     jobs: Store<StoredJob>,
 ) -> impl Stream<Item = ObjectRef<StoredJob>> + Send + 'static {
-    let state = (triggered, jobs, None::<tokio::time::Instant>);
-    stream::unfold(state, |(mut triggered, jobs, mut due)| async move {
-        let at = due;
+    let state = (triggered, jobs, Batch::default());
+    stream::unfold(state, |(mut triggered, jobs, mut batch)| async move {
+        let at = batch.due;
         let pause = async move {
             match at {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -362,20 +363,47 @@ fn rounds(
         };
         let looked_at = tokio::select! {
             () = pause => {
-                due = None;
-                waiting(&jobs)
+                let batch = std::mem::take(&mut batch);
+                let waiting = if batch.capacity_changed { waiting(&jobs) } else { vec![] };
+                waiting.into_iter().chain(batch.gone).collect()
             }
             trigger = triggered.recv() => match trigger? {
-                Trigger::Job { namespace, name } => vec![ObjectRef::new(&name).within(&namespace)],
+                Trigger::Job { namespace, name } => {
+                    let job = ObjectRef::new(&name).within(&namespace);
+                    if jobs.get(&job).is_some() {
+                        vec![job]
+                    } else {
+                        batch.gone = Some(job);
+                        batch.is_due_soon()
+                    }
+                }
                 Trigger::Waiting => {
-                    due.get_or_insert_with(|| tokio::time::Instant::now() + WAITING_ROUNDS);
-                    vec![]
+                    batch.capacity_changed = true;
+                    batch.is_due_soon()
                 }
             },
         };
-        Some((stream::iter(looked_at), (triggered, jobs, due)))
+        Some((stream::iter(looked_at), (triggered, jobs, batch)))
     })
     .flatten()
+}
+
+/// Changes that [`rounds`] gathers.
+#[derive(Default)]
+struct Batch {
+    due: Option<tokio::time::Instant>,
+    capacity_changed: bool,
+    /// A job that does not exist.
+    gone: Option<ObjectRef<StoredJob>>,
+}
+
+impl Batch {
+    /// Nothing to reconcile now.
+    fn is_due_soon(&mut self) -> Vec<ObjectRef<StoredJob>> {
+        self.due
+            .get_or_insert_with(|| tokio::time::Instant::now() + WAITING_ROUNDS);
+        vec![]
+    }
 }
 
 fn waiting(jobs: &Store<StoredJob>) -> Vec<ObjectRef<StoredJob>> {

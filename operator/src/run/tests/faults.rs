@@ -278,3 +278,23 @@ async fn every_answer_of_a_busy_server_is_counted() {
     fixtures::assert_contains(&text, r#"requests_total{code="429",method="GET"} 1"#);
     drop(server);
 }
+
+#[tokio::test(start_paused = true)]
+async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
+    let (jobs, mut writer) = kube::runtime::reflector::store();
+    writer.apply_watcher_event(&watcher::Event::Apply(fixtures::job_in(Phase::Pending, 0).into()));
+    let (triggers, triggered) = mpsc::unbounded_channel();
+    for pod in 0..100 {
+        let unknown = Trigger::Job {
+            namespace: "elsewhere".into(),
+            name: format!("job-{pod}"),
+        };
+        triggers.send(unknown).expect("sent");
+    }
+    let mut rounds = Box::pin(rounds(triggered, jobs));
+    let mut names = Vec::new();
+    while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
+        names.push(job.name);
+    }
+    assert_eq!(names, ["job-99"], "one, so that what is gone is forgotten");
+}
