@@ -29,7 +29,7 @@ use crate::clock::Clock;
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
-use crate::reconcile::{Context, Settings, error_policy, reconcile};
+use crate::reconcile::{Context, Memory, Settings, error_policy, reconcile};
 use crate::studies::{self, Studies};
 use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
@@ -189,6 +189,7 @@ async fn run_on(
     let studies = Arc::new(Studies {
         context: Arc::clone(&context),
         known: studies,
+        memory: Memory::default(),
     });
     // Metrics and probes are served until the very end.
     let serving = CancellationToken::new();

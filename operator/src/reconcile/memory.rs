@@ -19,7 +19,7 @@ const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
 /// Failures after which one that may pass is told.
 const TOLD_AFTER: u32 = 2;
 
-/// The memory of all jobs, by uid.
+/// The memory of all jobs, or of studies that fail, by uid.
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<HashMap<String, JobMemory>>);
 
@@ -226,6 +226,10 @@ impl Memory {
 
     pub(crate) fn succeeded(&self, uid: &str) {
         self.with(uid, |job| job.errors = 0);
+    }
+
+    pub(crate) fn forget(&self, uid: &str) {
+        self.lock().remove(uid);
     }
 
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {

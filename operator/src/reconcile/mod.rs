@@ -27,6 +27,7 @@ mod step;
 
 pub(crate) use context::{Context, Settings};
 pub(crate) use events::event;
+pub(crate) use memory::Memory;
 #[cfg(test)]
 pub(crate) use observation::{Isolation, Observation};
 pub(crate) use pace::error_policy;

@@ -21,7 +21,7 @@ use super::observation::{Observation, nodes};
 use super::{runs, status};
 use crate::error::Error;
 use crate::objects::{create, delete, patch_status, with_uid};
-use crate::reconcile::{Context, event};
+use crate::reconcile::{Context, Memory, event};
 use crate::stored::leave_alone;
 use crate::watch::cache::Cache;
 
@@ -32,6 +32,8 @@ const UNDER_WAY: Duration = Duration::from_secs(10);
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
     pub(crate) known: Cache<Stored<ViTScalingStudy>>,
+    /// The jobs' memory forgets whatever is no job.
+    pub(crate) memory: Memory,
 }
 
 /// Runs one round, and logs and counts it.
@@ -56,8 +58,11 @@ pub(crate) async fn reconcile(
     let result = context.contain(running.instrument(span.clone())).await;
     context.metrics.reconciled(started.elapsed());
     match &result {
-        Ok(_) => context.memory.succeeded(&uid),
-        Err(error) if error.is_of_deleted() => return Ok(Action::await_change()),
+        Ok(_) => studies.memory.forget(&uid),
+        Err(error) if error.is_of_deleted() => {
+            studies.memory.forget(&uid);
+            return Ok(Action::await_change());
+        }
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
             debug!(parent: &span, %error, "the study changed meanwhile");
@@ -65,7 +70,7 @@ pub(crate) async fn reconcile(
         Err(error) => {
             context.metrics.failed(error.category());
             warn!(parent: &span, %error, category = error.category(), "reconcile failed");
-            if !context.memory.tells(&uid, error) {
+            if !studies.memory.tells(&uid, error) {
                 return result;
             }
             let event = event(
@@ -90,7 +95,7 @@ pub(crate) fn error_policy(
         return Action::await_change();
     }
     let uid = study.uid().unwrap_or_default();
-    Action::requeue(error.back_off(studies.context.memory.failed(&uid)))
+    Action::requeue(error.back_off(studies.memory.failed(&uid)))
 }
 
 async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action, Error> {
@@ -103,7 +108,7 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let study = &Arc::clone(&observation.study);
     let report = async |observation: &Observation, status, error: Option<&Error>| {
         let status = match error {
-            Some(error) if !context.memory.tells(&study.uid().unwrap_or_default(), error) => status,
+            Some(error) if !studies.memory.tells(&study.uid().unwrap_or_default(), error) => status,
             _ => status::with_error(observation, status, error),
         };
         write_status(context, study, status).await

@@ -298,3 +298,34 @@ async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
     }
     assert_eq!(names, ["job-99"], "one, so that what is gone is forgotten");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_study_slows_down_while_jobs_are_deleted() {
+    let mut running = Running::start();
+    let study = study();
+    let mut writes = 0;
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Some(call) = running.call_before(end).await {
+        match call.path.rsplit('/').next() {
+            Some("vitscalingstudies") if !call.is_watch => {
+                call.answer.send_response(list(std::slice::from_ref(&study)));
+            }
+            Some("pods") if call.is_watch => {
+                let mut pod = fixtures::pod_objects(1, "Running").remove(0);
+                pod.metadata.resource_version = Some("2".into());
+                let deleted = json!({"type": "DELETED", "object": pod});
+                let every_second = stream::repeat(deleted).then(|event| async {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    event
+                });
+                call.answer.send_response(watched(every_second));
+            }
+            Some("status") => {
+                writes += 1;
+                call.answer.send_response(failure(500, "InternalError"));
+            }
+            _ => call.answer_as_usual(),
+        }
+    }
+    assert!((4..=7).contains(&writes), "{writes}");
+}
