@@ -56,7 +56,7 @@ pub(crate) struct RunArguments {
     #[arg(long, env = "VIT_OPERATOR_AGENT_IMAGE")]
     pub agent_image: Option<String>,
     /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
+    #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "[::]:8080")]
     pub metrics_address: SocketAddr,
     /// Log filter, such as `info` or `vit_operator=debug,info`.
     #[arg(long, env = "RUST_LOG", default_value = "info", value_parser = log_filter)]

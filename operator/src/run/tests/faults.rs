@@ -329,3 +329,24 @@ async fn a_failing_study_slows_down_while_jobs_are_deleted() {
     }
     assert!((4..=7).contains(&writes), "{writes}");
 }
+
+#[tokio::test]
+async fn probes_and_prometheus_connect_by_ipv4_and_ipv6() {
+    use clap::Parser as _;
+    let crate::arguments::Command::Run(arguments) =
+        crate::arguments::Arguments::parse_from(["vit-operator", "run"]).command
+    else {
+        panic!("not run");
+    };
+    let mut address = arguments.metrics_address;
+    assert_eq!(address.port(), 8080);
+    address.set_port(0);
+    let listener = listen(address).await.expect("it listens");
+    let port = listener.local_addr().expect("an address").port();
+    for own in ["127.0.0.1", "::1"] {
+        let is_known = TcpListener::bind((own, 0)).await.is_ok();
+        let connected = tokio::net::TcpStream::connect((own, port)).await;
+        assert_eq!(connected.is_ok(), is_known, "{own}");
+    }
+    drop(listener);
+}
