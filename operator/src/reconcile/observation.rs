@@ -22,7 +22,7 @@ pub(crate) struct Observation {
     pub(crate) pods: Vec<PodView>,
     /// Its deleted pods, in their last state.
     pub(crate) departed: Vec<PodView>,
-    /// Unready nodes of its pods, and since when.
+    /// Unready nodes of its pods, and since when this process has seen it.
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
     /// The nodes of rejected pods, by name.
     pub(crate) rejecting_nodes: HashMap<String, NodeFacts>,

@@ -35,8 +35,9 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
             rejecting_nodes.insert(node.clone(), facts);
         }
         match pod.node.as_ref().map(|node| (node, caches.node_health(node))) {
-            Some((node, Some(NodeHealth::NotReady(since)))) => {
-                unready_nodes.insert(node.clone(), since.unwrap_or(now));
+            Some((node, Some(NodeHealth::NotReady))) => {
+                let lasted = caches.unready_for(node).unwrap_or_default();
+                unready_nodes.insert(node.clone(), now - lasted);
             }
             // No kubelet reports on a pod whose Node object is gone.
             Some((node, None)) if !pod.has_ended() => {

@@ -1,10 +1,10 @@
 //! The next actions for a study. Pure.
 
+use std::time::Duration;
+
 use crds::status::Refusal;
 use crds::{Phase, ViTTrainingJob};
-use jiff::SignedDuration;
 use kube::ResourceExt as _;
-use planner::facts::inventory::NodeHealth;
 use planner::policy::node_fit::{Verdict, verdict};
 use planner::policy::request::Shape;
 use study::{Plan, RunState, StudyJob};
@@ -132,8 +132,9 @@ fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     match verdict(node, facts, shape) {
         Verdict::Refused(Refusal::NotReady) => {
             let failure_policy = &observation.study.spec.template.spec.failure_policy;
-            let bound = SignedDuration::from_secs(failure_policy.node_lost_seconds.into());
-            matches!(facts.health, NodeHealth::NotReady(Some(since)) if observation.now.duration_since(since) >= bound)
+            let bound = u64::try_from(failure_policy.node_lost_seconds).unwrap_or(0);
+            let lasted = observation.unready.get(node);
+            lasted.is_some_and(|lasted| *lasted >= Duration::from_secs(bound))
         }
         // This study itself pins its jobs to nodes.
         Verdict::Refused(refusal) => !matches!(refusal, Refusal::NotNamed | Refusal::Excluded),

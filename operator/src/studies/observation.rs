@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::FailureClass;
 use crds::ViTScalingStudy;
@@ -30,6 +31,8 @@ pub(super) struct Observation {
     pub(super) waits_for: Option<String>,
     /// The nodes of its jobs, as far as they exist.
     pub(super) facts: BTreeMap<String, NodeFacts>,
+    /// How long this process has seen unready nodes of its jobs unready.
+    pub(super) unready: BTreeMap<String, Duration>,
     /// Messages for jobs that the API server would always refuse, by name.
     pub(super) refused: BTreeMap<String, String>,
     pub(super) now: Timestamp,

@@ -183,10 +183,12 @@ fn have_pods(context: &Context, jobs: &[StudyJob]) -> bool {
 fn observe(studies: &Studies, study: Arc<ViTScalingStudy>) -> Observation {
     let context = &studies.context;
     let jobs = jobs_of(context, &study);
-    let names = jobs.iter().flat_map(nodes);
-    let facts = names.filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
+    let names = || jobs.iter().flat_map(nodes);
+    let facts = names().filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
+    let unready = names().filter_map(|name| Some((name.clone(), context.caches.unready_for(name)?)));
     Observation {
         facts: facts.collect(),
+        unready: unready.collect(),
         waits_for: measures_first(studies, &study),
         has_pods: have_pods(context, &jobs),
         jobs,

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::{FailureClass, Measurement};
 use crds::conditions::{reasons, types};
@@ -18,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
-use planner::facts::inventory::{NodeFacts, Shared, facts};
+use planner::facts::inventory::{NodeFacts, NodeHealth, Shared, facts};
 use serde_json::{Value, json};
 use study::{Plan, StudyJob};
 
@@ -57,6 +58,7 @@ struct Cluster {
     refused: BTreeMap<String, String>,
     /// The nodes.
     facts: BTreeMap<String, NodeFacts>,
+    unready: BTreeMap<String, Duration>,
     /// Jobs with stopping pods.
     stopping: bool,
     now: Timestamp,
@@ -82,6 +84,7 @@ impl Cluster {
             facts: ["a", "b", "c", "d", "e"]
                 .map(|name| (name.to_owned(), node(name, "8")))
                 .into(),
+            unready: BTreeMap::new(),
             stopping: false,
             now: at(0),
             story: String::new(),
@@ -160,6 +163,7 @@ impl Cluster {
             has_pods: self.stopping,
             waits_for: self.waits_for.clone(),
             facts: self.facts.clone(),
+            unready: self.unready.clone(),
             refused: self.refused.clone(),
             now: self.now,
         }
@@ -469,6 +473,16 @@ fn nodes_that_are_gone_cordoned_tainted_or_faulty_are_given_up() {
         measured: create sizes-s-r1-b16-1 on a, Pending, 1/2 measured, 0 failed
     "#]],
     );
+    // One that is not ready has its time.
+    let mut cluster = Cluster::with(two);
+    cluster.plays("begin; trains on a b; measured", expect![[r#""#]]);
+    for seconds in [29, 30] {
+        cluster.on(&format!("a is unready for {seconds} s"), |cluster| {
+            cluster.facts.get_mut("a").expect("a node").health = NodeHealth::NotReady;
+            cluster.unready = [("a".to_owned(), Duration::from_secs(seconds))].into();
+        });
+    }
+    cluster.story_is(expect![[r#""#]]);
 }
 
 #[test]

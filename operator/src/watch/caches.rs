@@ -35,6 +35,7 @@ use super::kueue::Kueue;
 use super::newest::Newest;
 use super::stores::{own, store, triggering, watching};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
+use super::unready::Unready;
 use crate::api::kueue::Workload;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
@@ -54,6 +55,7 @@ pub(crate) struct Caches {
     config_maps: Cache<PartialObjectMeta<ConfigMap>>,
     kueue: Kueue,
     gangs: Arc<Mutex<Gangs>>,
+    unready: Unready,
     /// Whether nodes, pods and PriorityClasses, which have no store, have been listed once.
     listed: [latest::Receiver<bool>; 3],
 }
@@ -89,6 +91,7 @@ impl Caches {
             config_maps,
             kueue,
             gangs: Arc::default(),
+            unready: Unready::default(),
             listed: [&nodes, &pods, &classes].map(latest::Sender::subscribe),
         };
         let subscribers = Subscribers { planner, triggers };
@@ -100,12 +103,17 @@ impl Caches {
                 known.see(|newest| newest.confirmed(answer, stored, Instant::now()));
             },
         );
+        let unready = caches.unready.clone();
+        let follow_nodes = move |planner: &mut Planner, event: &Event<Node>| {
+            unready.follow(event);
+            planner.follow_nodes(event)
+        };
         let tasks = [
             confirmed.boxed(),
             Box::pin(watch_planned(
                 events_of::<Node>(client),
                 subscribers.clone(),
-                Planner::follow_nodes,
+                follow_nodes,
                 nodes,
             )) as BoxFuture<'static, ()>,
             Box::pin(watch_planned(
@@ -158,6 +166,11 @@ impl Caches {
     /// The health of a node; `None` if it does not exist.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.planner.lock().node_health(name)
+    }
+
+    /// How long this process has seen a node unready; `None` if it is ready or does not exist.
+    pub(crate) fn unready_for(&self, name: &str) -> Option<Duration> {
+        self.unready.lasts(name)
     }
 
     pub(crate) fn node(&self, name: &str) -> Option<NodeFacts> {
@@ -219,8 +232,11 @@ impl Caches {
         pods: &[Pod],
         services: &[Service],
     ) -> Self {
+        let unready = Unready::default();
         for node in nodes {
-            planner.lock().follow_nodes(&Event::Apply(node.clone()));
+            let event = Event::Apply(node.clone());
+            unready.follow(&event);
+            planner.lock().follow_nodes(&event);
         }
         let gangs: Arc<Mutex<Gangs>> = Arc::default();
         for pod in pods {
@@ -234,6 +250,7 @@ impl Caches {
             config_maps: cache_of(&[]),
             kueue: Kueue::off(),
             gangs,
+            unready,
             listed: [(); 3].map(|()| latest::channel(true).1),
         }
     }
@@ -353,7 +370,7 @@ async fn watch_all<K>(
 async fn watch_planned<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     subscribers: Subscribers,
-    follow: fn(&mut Planner, &Event<K>) -> bool,
+    mut follow: impl FnMut(&mut Planner, &Event<K>) -> bool + Send,
     listed: latest::Sender<bool>,
 ) {
     let follow = |planner: &mut Planner, event: Event<K>| {

@@ -8,3 +8,4 @@ mod newest;
 pub(crate) mod pod_groups;
 pub(crate) mod stores;
 pub(crate) mod trigger;
+mod unready;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt as _;
 
@@ -111,8 +110,8 @@ pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
 pub enum NodeHealth {
     /// Its kubelet reports that it is ready.
     Ready,
-    /// Its kubelet reports that it is not, or no longer reports, since this time.
-    NotReady(Option<Timestamp>),
+    /// Its kubelet reports that it is not, or no longer reports.
+    NotReady,
 }
 
 /// Reads a node's Ready condition.
@@ -124,9 +123,7 @@ pub fn health(node: &Node) -> NodeHealth {
         .find(|condition| condition.type_ == "Ready");
     match ready {
         Some(condition) if condition.status == "True" => NodeHealth::Ready,
-        other => NodeHealth::NotReady(
-            other.and_then(|condition| condition.last_transition_time.as_ref().map(|time| time.0)),
-        ),
+        _ => NodeHealth::NotReady,
     }
 }
 
@@ -146,14 +143,7 @@ mod tests {
         };
         assert_eq!(health(&node("True")), NodeHealth::Ready);
         for other in [node("Unknown"), node("False"), Node::default()] {
-            assert_eq!(health(&other), NodeHealth::NotReady(None));
+            assert_eq!(health(&other), NodeHealth::NotReady);
         }
-        let since =
-            json!({"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-09-21T00:00:00Z"});
-        let silent = serde_json::from_value(json!({"status": {"conditions": [since]}})).expect("a node");
-        assert_eq!(
-            health(&silent),
-            NodeHealth::NotReady("2026-09-21T00:00:00Z".parse().ok())
-        );
     }
 }

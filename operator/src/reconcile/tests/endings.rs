@@ -1,4 +1,4 @@
-//! Gangs that end.
+//! Gangs that end: deleted jobs, large gangs and nodes that stay silent.
 
 use super::*;
 
@@ -26,5 +26,31 @@ async fn the_gang_of_a_job_whose_deletion_someone_holds_up_is_stopped() {
         let (calls, _, result) = rounds.await;
         assert_eq!(calls, Vec::<String>::new());
         assert_eq!(result.expect("reconciled"), Action::await_change());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_lost_by_the_time_that_this_process_sees_it_unready() {
+    let hour = SignedDuration::from_hours(1);
+    let since = |time: jiff::Timestamp| json!([{"type": "Ready", "status": "Unknown", "lastTransitionTime": time.to_string()}]);
+    let now = fixtures::at(100);
+    for conditions in [since(now - hour), since(now + hour), json!([])] {
+        let mut all = nodes(["a", "b"]);
+        let status = all[1].status.as_mut().expect("a status");
+        status.conditions = serde_json::from_value(conditions.clone()).expect("conditions");
+        let (service, _server) = mock::pair();
+        let context = context(service, &all, &fixtures::pod_objects(1, "Running"), &[]);
+        let job = Arc::new(fixtures::job_in(Phase::Running, 1));
+        let lost = || {
+            let seen = observe::observe(&context, Arc::clone(&job));
+            let lost = seen.pods.iter();
+            let lost = lost.filter_map(|pod| seen.node_lost_for(pod, Duration::from_secs(30)));
+            lost.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(lost(), Vec::<String>::new(), "{conditions}");
+        tokio::time::advance(Duration::from_secs(29)).await;
+        assert_eq!(lost(), Vec::<String>::new(), "{conditions}");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(lost(), ["b"], "{conditions}");
     }
 }

@@ -138,7 +138,7 @@ pub(crate) fn node() -> impl Strategy<Value = NodeFacts> {
             NodeFacts {
                 labels,
                 taints: taint.into_iter().collect(),
-                health: [NodeHealth::Ready, NodeHealth::NotReady(None)][usize::from(state[1])],
+                health: [NodeHealth::Ready, NodeHealth::NotReady][usize::from(state[1])],
                 cordoned: state[2],
                 reserved_for: None,
                 resources,
