@@ -29,20 +29,31 @@ use crate::watch::caches::Cached;
 
 /// Concurrent calls for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
-/// After this time a round leaves the remaining pods to the next, to notice failures.
-const CREATING: Duration = Duration::from_secs(1);
+/// After this time a round leaves the remaining pods to the next, to notice failures, and so that
+/// large gangs do not hold all rounds.
+const TURN: Duration = Duration::from_secs(1);
 
-/// Applies writes in order, idempotently, until one fails.
+/// What a round has done.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Applied {
+    All,
+    /// The next round decides again and does the rest.
+    Part,
+}
+
+/// Applies writes in order, idempotently, until one fails or its turn ends.
 pub(crate) async fn apply(
     context: &Context,
     client: &Client,
     job: &ViTTrainingJob,
     writes: Vec<Write>,
-) -> Result<(), Error> {
+) -> Result<Applied, Error> {
     for write in writes {
-        apply_one(context, client, job, write).await?;
+        if apply_one(context, client, job, write).await? == Applied::Part {
+            return Ok(Applied::Part);
+        }
     }
-    Ok(())
+    Ok(Applied::All)
 }
 
 async fn apply_one(
@@ -50,10 +61,10 @@ async fn apply_one(
     client: &Client,
     job: &ViTTrainingJob,
     write: Write,
-) -> Result<(), Error> {
+) -> Result<Applied, Error> {
     let by_default = DeleteParams::default;
-    match write {
-        Write::DeletePods(pods) => delete_pods(context, &api(client, job), pods).await,
+    let done = match write {
+        Write::DeletePods(pods) => return delete_pods(context, &api(client, job), pods).await,
         Write::DeleteAttempt(name, pod_groups) => {
             if let Some(version) = pod_groups {
                 let groups = api_of_groups(client, job, version);
@@ -96,7 +107,8 @@ async fn apply_one(
             let parameters = with_uid(job.uid(), DeleteParams::background());
             remove::<StoredJob>(client, job, job.name_any(), parameters).await
         }
-    }
+    };
+    done.map(|()| Applied::All)
 }
 
 /// Creates an object unless the job has it, and puts it into its cache.
@@ -140,12 +152,15 @@ where
     Api::namespaced(client.clone(), &job.namespace().unwrap_or_default())
 }
 
+/// Deletes as many pods as a round may.
 async fn delete_pods(
     context: &Context,
     api: &Api<Pod>,
     pods: Vec<(PodId, Option<u32>)>,
-) -> Result<(), Error> {
+) -> Result<Applied, Error> {
+    let all = pods.len();
     let deleted: Vec<Result<Option<Pod>, Error>> = stream::iter(pods)
+        .take_until(tokio::time::sleep(TURN))
         .map(|(pod, grace_period_seconds)| {
             let parameters = DeleteParams {
                 grace_period_seconds,
@@ -156,14 +171,16 @@ async fn delete_pods(
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
-    let mut result = Ok(());
+    // An error must not hold up the rest.
+    let is_part = deleted.len() < all && deleted.iter().any(Result::is_ok);
+    let mut result = Ok(Applied::All);
     for deleted in deleted {
         match deleted {
             Ok(pod) => pod.into_iter().for_each(|pod| pod.answered(&context.caches)),
             Err(error) => result = result.and(Err(error)),
         }
     }
-    result
+    if is_part { Ok(Applied::Part) } else { result }
 }
 
 async fn create_all(
@@ -217,7 +234,7 @@ async fn create_group(
 /// Creates as many pods as a round may.
 async fn create_gang(context: &Context, job: &ViTTrainingJob, pods: Vec<Pod>) -> Result<(), Error> {
     let results: Vec<Result<(), Error>> = stream::iter(pods)
-        .take_until(tokio::time::sleep(CREATING))
+        .take_until(tokio::time::sleep(TURN))
         .map(|pod| async {
             let wants_group = is_grouped(&pod);
             let own = make(context, &context.client, job, pod).await?;

@@ -28,7 +28,7 @@ const LATELY: Duration = Duration::from_secs(60);
 pub(super) const WAITING: Duration = Duration::from_secs(30);
 /// Between rounds of an idle job.
 pub(super) const RESTING: Duration = Duration::from_secs(300);
-/// Until the remaining pods of a round are created.
+/// Until the remaining pods of a round are created or deleted.
 pub(super) const NEXT_TURN: Duration = Duration::from_secs(1);
 
 /// Whether a status differs only in counters and the last was written very recently. The last

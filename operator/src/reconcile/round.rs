@@ -11,9 +11,10 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
+use super::apply::Applied;
 use super::context::Context;
 use super::observation::Observation;
-use super::pace::can_wait;
+use super::pace::{NEXT_TURN, can_wait};
 use super::step::{Step, Write};
 use super::{apply, decide, events, observe, poll, status};
 use crate::error::Error;
@@ -102,7 +103,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
         && error.is_final()
     {
         warn!(%error, "the API server rejects the gang; retrying cannot help");
-        (step, applied) = (decide::end_of_refused(&seen, pod, error), Ok(()));
+        (step, applied) = (decide::end_of_refused(&seen, pod, error), Ok(Applied::All));
     }
     if deletes_job && applied.is_ok() {
         return Ok(Action::await_change());
@@ -112,9 +113,9 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     if let Err(error) = &written {
         not_written(context, &seen, &step, error);
     }
-    applied?;
+    let applied = applied?;
     written?;
-    Ok(Action::requeue(step.look_again))
+    Ok(next_round(applied, &step))
 }
 
 /// Stops the gang of a job that is being deleted: a finalizer of others may keep the job, and what its
@@ -124,11 +125,19 @@ async fn depart(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error
         return Ok(Action::await_change());
     }
     let seen = observe::observe(context, Arc::new(job.clone()));
-    let Some(step) = decide::depart(&seen) else {
+    let Some(mut step) = decide::depart(&seen) else {
         return Ok(Action::await_change());
     };
-    apply::apply(context, &context.urgent, job, step.writes).await?;
-    Ok(Action::requeue(step.look_again))
+    let writes = std::mem::take(&mut step.writes);
+    let applied = apply::apply(context, &context.urgent, job, writes).await?;
+    Ok(next_round(applied, &step))
+}
+
+fn next_round(applied: Applied, step: &Step) -> Action {
+    Action::requeue(match applied {
+        Applied::All => step.look_again,
+        Applied::Part => NEXT_TURN,
+    })
 }
 
 /// Releases the GPUs that a status promised if the API server certainly refused it, and triggers

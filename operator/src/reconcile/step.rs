@@ -28,8 +28,8 @@ pub(crate) struct Step {
 /// A write to the API server, other than of the job's status.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Write {
-    /// With grace periods in seconds; the pods' own if not given. All are tried before an error is
-    /// returned: one failed deletion must not leave GPUs with other pods.
+    /// With grace periods in seconds; the pods' own if not given. All are tried, in several rounds if
+    /// they are many, before an error is returned: one failed deletion must not leave GPUs with others.
     DeletePods(Vec<(PodId, Option<u32>)>),
     /// Deletes an attempt's ConfigMap of this name, and its PodGroup if PodGroups are served.
     DeleteAttempt(String, Option<Version>),

@@ -22,7 +22,9 @@ use tower_test::mock::{self, Handle};
 
 use super::context::{CALL_TIMEOUT, CALLS_AT_ONCE};
 use super::observation::Observation;
-use super::pace::{IN_MOTION, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, pace, pace_of_starts};
+use super::pace::{
+    IN_MOTION, NEXT_TURN, PROGRESS_WRITES, START_WRITTEN_EVERY, WAITING, pace, pace_of_starts,
+};
 use super::poll::PROGRESS_INTERVAL;
 use super::round::{decide_and_promise, restarted_after};
 use super::*;
@@ -133,6 +135,7 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<Value>>, server: Roun
             &mut calls
         };
         log.push(format!("{} {object}", parts.method));
+        tokio::time::sleep(server.takes).await;
         answer.send_response(fixtures::response(code, &response));
     }
     calls.append(&mut events);
@@ -187,6 +190,8 @@ struct Rounds {
     unseen: &'static [&'static str],
     /// Names of the job's pods that pods with another uid have reused.
     recreated: &'static [&'static str],
+    /// How long it takes for each call.
+    takes: Duration,
     /// What happens before each round, a second after the last.
     happens: Option<fn(&SharedPlanner, usize)>,
 }

@@ -54,3 +54,26 @@ async fn a_node_is_lost_by_the_time_that_this_process_sees_it_unready() {
         assert_eq!(lost(), ["b"], "{conditions}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_large_gang_is_deleted_in_turns() {
+    let one = fixtures::pod_objects(1, "Running").remove(0);
+    let pods = (0..60).map(|node_rank| {
+        let mut pod = one.clone();
+        let name = format!("digits-1-{node_rank}");
+        (pod.metadata.uid, pod.metadata.name) = (Some(uid_of(&name)), Some(name));
+        pod
+    });
+    let rounds = Rounds {
+        pods: pods.collect(),
+        takes: Duration::from_millis(100),
+        ..Rounds::fresh()
+    };
+    let (calls, _, result) = rounds.run(fixtures::job_in(Phase::Restarting, 1), 1).await;
+    assert_eq!(result.expect("reconciled"), Action::requeue(NEXT_TURN));
+    let deleted = calls
+        .iter()
+        .filter(|call| call.starts_with("DELETE pods"))
+        .count();
+    assert!((10..40).contains(&deleted), "{deleted} in a second");
+}
