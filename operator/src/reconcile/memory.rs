@@ -16,8 +16,8 @@ use crate::policy::straggler::SlowRanks;
 
 /// How long heartbeats count, while writes of what they show fail.
 const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
-/// Failures after which one that may pass is told.
-const TOLD_AFTER: u32 = 2;
+/// Failures after which one that may pass is reported.
+const REPORTED_AFTER: u32 = 2;
 
 /// The memory of all jobs, or of studies that fail, by uid.
 #[derive(Debug, Default)]
@@ -220,8 +220,8 @@ impl Memory {
 
     /// Whether an error is worth an Event and a condition. A busy API server needs no further calls,
     /// unless it is busy for long.
-    pub(crate) fn tells(&self, uid: &str, error: &Error) -> bool {
-        !error.is_conflict() && (!error.may_pass() || self.failures(uid) >= TOLD_AFTER)
+    pub(crate) fn reports(&self, uid: &str, error: &Error) -> bool {
+        !error.is_conflict() && (!error.may_pass() || self.failures(uid) >= REPORTED_AFTER)
     }
 
     pub(crate) fn succeeded(&self, uid: &str) {

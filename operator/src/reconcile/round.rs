@@ -64,7 +64,7 @@ pub(crate) async fn reconcile(stored: Arc<StoredJob>, context: Arc<Context>) -> 
         Err(error) => {
             context.metrics.failed(error.category());
             warn!(parent: &span, %error, category = error.category(), "reconcile failed");
-            if !context.memory.tells(&uid, error) {
+            if !context.memory.reports(&uid, error) {
                 return result;
             }
             let event = events::event(
@@ -190,7 +190,7 @@ async fn write_status(
     let doubt = context
         .memory
         .doubt_about(&uid, job.resource_version().as_deref());
-    if doubt.is_some() || error.is_none_or(|error| context.memory.tells(&uid, error)) {
+    if doubt.is_some() || error.is_none_or(|error| context.memory.reports(&uid, error)) {
         let why = doubt.or_else(|| error.map(Error::to_string));
         next = status::with_error(seen, next, why.as_deref());
     }

@@ -70,7 +70,7 @@ pub(crate) async fn reconcile(
         Err(error) => {
             context.metrics.failed(error.category());
             warn!(parent: &span, %error, category = error.category(), "reconcile failed");
-            if !studies.memory.tells(&uid, error) {
+            if !studies.memory.reports(&uid, error) {
                 return result;
             }
             let event = event(
@@ -108,7 +108,7 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let study = &Arc::clone(&observation.study);
     let report = async |observation: &Observation, status, error: Option<&Error>| {
         let status = match error {
-            Some(error) if !studies.memory.tells(&study.uid().unwrap_or_default(), error) => status,
+            Some(error) if !studies.memory.reports(&study.uid().unwrap_or_default(), error) => status,
             _ => status::with_error(observation, status, error),
         };
         write_status(context, study, status).await

@@ -475,14 +475,25 @@ fn nodes_that_are_gone_cordoned_tainted_or_faulty_are_given_up() {
     );
     // One that is not ready has its time.
     let mut cluster = Cluster::with(two);
-    cluster.plays("begin; trains on a b; measured", expect![[r#""#]]);
+    cluster.plays(
+        "begin; trains on a b; measured",
+        expect![[r#"
+        begin: create sizes-s-r2-b16-1 for 2 x 1 GPUs, Pending, 0/2 measured, 0 failed
+        trains on a b: Running
+        measured: create sizes-s-r1-b16-1 on a, Pending, 1/2 measured, 0 failed
+    "#]],
+    );
     for seconds in [29, 30] {
         cluster.on(&format!("a is unready for {seconds} s"), |cluster| {
             cluster.facts.get_mut("a").expect("a node").health = NodeHealth::NotReady;
             cluster.unready = [("a".to_owned(), Duration::from_secs(seconds))].into();
         });
     }
-    cluster.story_is(expect![[r#""#]]);
+    cluster.story_is(expect![[r#"
+        a is unready for 29 s:
+        a is unready for 30 s: delete sizes-s-r1-b16-1, not Running: s-r1-b16 #1: job sizes-s-r1-b16-1: is being deleted
+          create sizes-s-r1-b16-1 for 1 x 1 GPUs
+    "#]]);
 }
 
 #[test]
