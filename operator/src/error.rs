@@ -106,18 +106,25 @@ impl Error {
         self.category() == "Conflict"
     }
 
-    /// Whether the API server was busy or did not answer, which may pass with the next try.
+    /// Whether the API server was busy, did not answer, or does not know a new kind yet, which may pass
+    /// with the next try.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self.category(), "Overloaded" | "Network")
+        matches!(self.category(), "Overloaded" | "Network") || self.says(403, "no matches for kind")
     }
 
-    /// Whether the reconciled object was deleted, so that its status cannot be written.
+    fn says(&self, code: u16, words: &str) -> bool {
+        self.response()
+            .is_some_and(|status| status.code == code && status.message.contains(words))
+    }
+
+    /// Whether the reconciled object was deleted, so that its status cannot be written, or is about to
+    /// be with its namespace.
     pub(crate) fn is_of_deleted(&self) -> bool {
         let Self::Api { verb, kind, .. } = self else {
             return false;
         };
         let is_of_status = *verb == WRITE_STATUS && matches!(*kind, "ViTTrainingJob" | "ViTScalingStudy");
-        is_of_status && self.is_not_found()
+        is_of_status && self.is_not_found() || self.says(403, "because it is being terminated")
     }
 
     /// Whether the object, or the whole kind, does not exist.
@@ -159,10 +166,17 @@ impl Error {
 /// The verb of writes to the reconciled object's status.
 pub(crate) const WRITE_STATUS: &str = "write the status of";
 
-/// The API server's message if it responded, without kube's dump of the response.
+/// The API server's message if it responded, without kube's dump of the response; otherwise why there
+/// was no answer, which is the innermost cause.
 fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        kube::Error::Service(source) => {
+            let source: &dyn std::error::Error = &**source;
+            let causes = std::iter::successors(Some(source), |cause| cause.source());
+            let cause = causes.last().map_or_else(String::new, ToString::to_string);
+            format!("the API server did not answer: {cause}")
+        }
         error => error.to_string(),
     }
 }
@@ -235,6 +249,38 @@ mod tests {
                 "{verb} {kind} {code}"
             );
         }
+    }
+
+    #[test]
+    fn what_passes_or_ends_by_itself_is_known_by_the_api_servers_words() {
+        let refused = |message: &str| {
+            let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
+            Error::api("create", "Pod", "a")(kube::Error::Api(Box::new(status)))
+        };
+        let lags = r#"pods "a" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion vit-operator.dev/v1alpha1 Kind ViTTrainingJob: no matches for kind "ViTTrainingJob" in version "vit-operator.dev/v1alpha1""#;
+        let ends = r#"pods "a" is forbidden: unable to create new content in namespace research because it is being terminated"#;
+        let other = r#"pods "a" is forbidden: exceeded quota: gpus"#;
+        let found = [lags, ends, other].map(|message| {
+            let error = refused(message);
+            (error.may_pass(), error.is_of_deleted())
+        });
+        assert_eq!(found, [(true, false), (false, true), (false, false)]);
+    }
+
+    #[tokio::test]
+    async fn an_api_server_that_is_not_there_is_reported_by_the_cause() {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let client = kube::Client::try_from(config).expect("a client");
+        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> = kube::Api::all(client);
+        let error = pods
+            .list(&kube::api::ListParams::default())
+            .await
+            .expect_err("nobody listens");
+        let words = Error::api("list", "Pod", "")(error).to_string();
+        assert_eq!(
+            words,
+            "failed to list Pod : the API server did not answer: Connection refused (os error 111)"
+        );
     }
 
     #[test]

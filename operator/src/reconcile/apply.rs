@@ -86,9 +86,16 @@ async fn apply_one(
             written.map(|workload| workload.answered(&context.caches))
         }
         Write::TryUpdateWorkload(workload) => {
+            let uid = job.uid().unwrap_or_default();
+            if !context.memory.may_try_workload(&uid) {
+                return Ok(Applied::All);
+            }
             match replace_status(&api(client, job), kind::<Workload>(), &*workload).await {
                 Ok(workload) => workload.answered(&context.caches),
                 Err(error) => {
+                    if error.is_refusal() {
+                        context.memory.workload_refused(&uid);
+                    }
                     context.metrics.failed(error.category());
                     debug!(%error, "failed to report pod readiness to Kueue");
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use contract::{Heartbeats, Progress, SlowRank};
 use crds::Phase;
-use crds::status::StragglerStatus;
+use crds::status::{StragglerStatus, ViTTrainingJobStatus};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -16,6 +16,8 @@ use crate::policy::straggler::SlowRanks;
 
 /// How long heartbeats count, while writes of what they show fail.
 const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
+/// Time between reports to Kueue if it refuses them.
+const WORKLOAD_TRIED_EVERY: Duration = Duration::from_secs(60);
 /// Failures after which one that may pass is reported.
 const REPORTED_AFTER: u32 = 2;
 
@@ -28,6 +30,10 @@ struct JobMemory {
     written_at: Option<Instant>,
     /// A promise whose record may still be stored: the job's version before it, and why.
     doubt: Option<(String, String)>,
+    /// A write without an answer: the job's version before it, and the status before and after it.
+    unanswered: Option<(String, Box<[ViTTrainingJobStatus; 2]>)>,
+    /// When Kueue last refused what it was told of the gang.
+    workload_refused_at: Option<Instant>,
     /// Whether it wrote phase Starting.
     is_starting: bool,
     /// When agents were polled last.
@@ -128,6 +134,39 @@ impl Memory {
             let (doubted, why) = job.doubt.as_ref()?;
             (Some(&**doubted) == version).then(|| why.clone())
         })
+    }
+
+    /// Remembers a status that may have been stored over this version of the job.
+    pub(crate) fn unanswered(&self, uid: &str, version: String, statuses: [ViTTrainingJobStatus; 2]) {
+        self.with(uid, |job| job.unanswered = Some((version, Box::new(statuses))));
+    }
+
+    /// The status before a write without an answer, once, if this status shows that it was stored.
+    pub(crate) fn stored_after_all(
+        &self,
+        uid: &str,
+        version: Option<&str>,
+        status: &ViTTrainingJobStatus,
+    ) -> Option<ViTTrainingJobStatus> {
+        self.with(uid, |job| {
+            let (_, statuses) = job.unanswered.take_if(|(before, _)| Some(&**before) != version)?;
+            let [last, written] = *statuses;
+            let transition =
+                |status: &ViTTrainingJobStatus| (status.phase, status.attempt, status.conditions.clone());
+            (transition(&written) == transition(status)).then_some(last)
+        })
+    }
+
+    /// Whether to report to Kueue how a gang is, which it may refuse for long.
+    pub(crate) fn may_try_workload(&self, uid: &str) -> bool {
+        self.with(uid, |job| {
+            job.workload_refused_at
+                .is_none_or(|at| at.elapsed() >= WORKLOAD_TRIED_EVERY)
+        })
+    }
+
+    pub(crate) fn workload_refused(&self, uid: &str) {
+        self.with(uid, |job| job.workload_refused_at = Some(Instant::now()));
     }
 
     /// The last answers of a job's agents.

@@ -186,10 +186,12 @@ async fn write_status(
     let job = &*seen.job;
     let uid = job.uid().unwrap_or_default();
     let last = seen.status();
+    let version = job.resource_version();
+    if let Some(before) = context.memory.stored_after_all(&uid, version.as_deref(), &last) {
+        report(context, seen, &before, &last);
+    }
     let mut next = ViTTrainingJobStatus::clone(&step.status);
-    let doubt = context
-        .memory
-        .doubt_about(&uid, job.resource_version().as_deref());
+    let doubt = context.memory.doubt_about(&uid, version.as_deref());
     if doubt.is_some() || error.is_none_or(|error| context.memory.reports(&uid, error)) {
         let why = doubt.or_else(|| error.map(Error::to_string));
         next = status::with_error(seen, next, why.as_deref());
@@ -199,10 +201,24 @@ async fn write_status(
     }
     let client = context.client_for(step.is_urgent).clone();
     let api: Api<StoredJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
-    let written = objects::patch_status(&api, &job.metadata, [&job.status, &Some(next.clone())]).await?;
+    let written = objects::patch_status(&api, &job.metadata, [&job.status, &Some(next.clone())]).await;
+    let written = written.inspect_err(|error| {
+        if !error.is_refusal() {
+            let version = version.unwrap_or_default();
+            context
+                .memory
+                .unanswered(&uid, version, [last.clone(), next.clone()]);
+        }
+    })?;
     context.jobs.answered(written);
     context.memory.wrote(&uid, next.phase);
-    count(context, job, &last, &next, seen.now);
+    report(context, seen, &last, &next);
+    Ok(())
+}
+
+/// Counts, logs and publishes a transition that is stored.
+fn report(context: &Context, seen: &Observation, last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) {
+    count(context, &seen.job, last, next, seen.now);
     if last.phase != next.phase {
         info!(
             from = last.phase.map_or("new", Phase::as_str),
@@ -210,8 +226,7 @@ async fn write_status(
             "phase changed"
         );
     }
-    context.publish(job.object_ref(&()), events::between(&last, &next));
-    Ok(())
+    context.publish(seen.job.object_ref(&()), events::between(last, next));
 }
 
 fn count(

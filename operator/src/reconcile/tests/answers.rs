@@ -31,6 +31,8 @@ struct Server {
     fates: VecDeque<Fate>,
     /// Writes on their way: jobs and patches.
     late: Vec<(String, Value)>,
+    /// The reasons of published Events.
+    events: Vec<String>,
 }
 
 impl Server {
@@ -69,6 +71,13 @@ async fn serve(mut handle: ServerHandle, server: Arc<Mutex<Server>>) {
             .strip_suffix("/status")
             .and_then(|path| path.rsplit('/').next())
         else {
+            if path.ends_with("/events") {
+                server
+                    .lock()
+                    .expect("a server")
+                    .events
+                    .push(text(&body["reason"]).into());
+            }
             answer.send_response(fixtures::response(201, &body));
             continue;
         };
@@ -113,6 +122,7 @@ impl Cluster {
             version: 100,
             fates: fates.into_iter().collect(),
             late: vec![],
+            events: vec![],
         }));
         tokio::spawn(serve(handle, Arc::clone(&server)));
         let cluster = Self {
@@ -184,6 +194,26 @@ impl Cluster {
         let jobs = server.jobs.iter();
         let starting = jobs.filter(|(_, job)| phase(job) == Some(Phase::Starting));
         starting.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transition_that_was_stored_without_an_answer_is_published_once() {
+    for fate in [Fate::Lost, Fate::Vanishes] {
+        let mut cluster = Cluster::of_two_jobs([fate]);
+        assert_eq!(cluster.round("first").await, Err("Network"));
+        for _ in 0..3 {
+            cluster.watch("first");
+            assert_eq!(cluster.round("first").await, Ok(()));
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        let server = cluster.server.lock().expect("a server");
+        let placed = server
+            .events
+            .iter()
+            .filter(|reason| *reason == "GangFits")
+            .count();
+        assert_eq!(placed, 1, "{fate:?}: {:?}", server.events);
     }
 }
 

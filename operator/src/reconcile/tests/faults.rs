@@ -3,6 +3,8 @@
 use contract::FailureClass;
 use crds::ViTTrainingJobStatus;
 
+use super::super::apply::Applied;
+use super::super::step::Write;
 use super::*;
 
 /// kube-scheduler's status of a pod that fits nowhere.
@@ -339,4 +341,29 @@ async fn a_panic_that_interrupts_the_planner_ends_the_operator() {
         panic!("half a promise")
     };
     let _: Result<Action, Error> = context.contain(round).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_kueue_refuses_is_repeated_once_a_minute() {
+    let (context, mut server) = idle_context();
+    let puts = tokio::spawn(async move {
+        let mut puts = 0;
+        while let Some((_, answer)) = server.next_request().await {
+            puts += 1;
+            answer.send_response(fixtures::response(403, &failure(403, "Forbidden")));
+        }
+        puts
+    });
+    let job = fixtures::job_in(Phase::Running, 1);
+    for _ in 0..60 {
+        let workload =
+            json!({"metadata": {"name": "digits", "namespace": "research"}, "spec": {"podSets": []}});
+        let workload = serde_json::from_value(workload).expect("a Workload");
+        let write = Write::TryUpdateWorkload(workload);
+        let applied = apply::apply(&context, &context.client, &job, vec![write]).await;
+        assert_eq!(applied.expect("it is no fault"), Applied::All);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    drop(context);
+    assert_eq!(puts.await.expect("served"), 2);
 }
