@@ -130,6 +130,8 @@ pub mod reasons {
     /// Reconciled is false, as is Running for a starting gang, and Event: a call to the API server
     /// failed, or this version cannot read the job.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
+    /// The gang trains on, but this version of the operator refuses its manifest.
+    pub const NOT_RESTARTABLE: &str = "NotRestartable";
     /// Event: a rank stays slower than the others, which wait for it in every step.
     pub const STRAGGLER_FOUND: &str = "StragglerFound";
     /// Event: a straggler is as fast as the others again.

@@ -34,10 +34,11 @@ use planner::policy::placement::Placement;
 use super::next::Next;
 use super::observation::Observation;
 use super::pace::{IN_MOTION, RESTING, WAITING};
+use super::poll::PROGRESS_INTERVAL;
 use super::step::{Step, Write};
 use crate::error::{CATCH_UP, Error};
 use crate::policy::admission::admission_state;
-use crate::policy::failure::Failure;
+use crate::policy::failure::{Failure, root_cause};
 use crate::policy::gang::PodView;
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::{StopReason, stop_wanted};
@@ -64,9 +65,16 @@ pub(crate) fn decide(
         }
         phase = Phase::Pending;
     }
+    // A gang that succeeded has nothing left to do, whatever the spec says now.
+    if has_finished(seen, &status) {
+        return Next::of(seen).succeeded().record(IN_MOTION).urgent();
+    }
     let valid = match valid {
         Ok(valid) => valid,
-        Err(invalid) => return refuse(seen, &invalid.to_string()),
+        Err(invalid) => {
+            let why = invalid.to_string();
+            return outlive(seen, &status, phase, &why).unwrap_or_else(|| refuse(seen, &why));
+        }
     };
     if valid.spec.external.is_some() && seen.agent_image.is_none() && makes_pods(phase, valid) {
         return refuse(
@@ -74,12 +82,11 @@ pub(crate) fn decide(
             "spec.external is given, but this operator was started without --agent-image, the sidecar of other trainers",
         );
     }
-    // A gang that succeeded has nothing left to do, whatever the spec says now.
-    if has_finished(seen, &status) {
-        return Next::of(seen).succeeded().record(IN_MOTION).urgent();
-    }
     if let Some(step) = time_out(seen, &status, valid, phase) {
         return step;
+    }
+    if phase == Phase::Pending && valid.spec.suspend && seen.pods.is_empty() {
+        return suspended(seen);
     }
     if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.spec.suspend, &valid.sizes) {
         return halt(seen, &stop);
@@ -93,7 +100,7 @@ pub(crate) fn decide(
         drain(seen, valid.node_lost_after)
             .or_else(|| queue(seen, &status, valid, admission))
             .unwrap_or_else(|| {
-                let attempt = seen.newest_attempt() + 1;
+                let attempt = seen.newest_attempt().saturating_add(1);
                 match place(attempt) {
                     Some(Decision::Placed(placement)) => placed(seen, valid, attempt, &placement),
                     Some(Decision::Waits(waiting)) => wait(seen, Next::of(seen).waits(&waiting), vec![]),
@@ -108,12 +115,7 @@ pub(crate) fn decide(
         Phase::Pending | Phase::Suspended => place_now(),
         Phase::Suspending => drain(seen, valid.node_lost_after)
             .or_else(|| failed_stop(seen, &status))
-            .unwrap_or_else(|| {
-                Next::of(seen)
-                    .suspended()
-                    .act(without_workload(seen), IN_MOTION)
-                    .urgent()
-            }),
+            .unwrap_or_else(|| suspended(seen)),
         Phase::Restarting => settle(seen, &status, |failure, failures| {
             verdict_on(failure, seen, valid, failures)
         })
@@ -137,6 +139,30 @@ pub(super) fn depart(seen: &Observation) -> Option<Step> {
 pub(super) fn end_of_refused(seen: &Observation, pod: &PodView, error: &Error) -> Step {
     let failure = Failure::from_pod(pod, FailureClass::BadConfig, error.to_string());
     end(seen, &failure, Verdict::NotRetryable, false)
+}
+
+/// Lets a healthy gang train or save although this version of the operator refuses its manifest:
+/// another version placed it. `None` if pods would have to be made.
+fn outlive(seen: &Observation, status: &ViTTrainingJobStatus, phase: Phase, why: &str) -> Option<Step> {
+    let failure_policy = &seen.job.spec.failure_policy;
+    let node_lost_after = Duration::from_secs(u64::try_from(failure_policy.node_lost_seconds).unwrap_or(0));
+    let is_lost = |pod: &PodView| seen.node_lost_for(pod, node_lost_after).is_some();
+    match phase {
+        Phase::Starting | Phase::Running if seen.job.spec.suspend => Some(halt(seen, &StopReason::Suspend)),
+        Phase::Starting | Phase::Running => {
+            let is_healthy = seen.missing().is_empty()
+                && root_cause(seen.gang(status.attempt)).is_none()
+                && !seen.gang(status.attempt).any(is_lost);
+            is_healthy.then(|| Next::of(seen).followed().refused(why).record(PROGRESS_INTERVAL))
+        }
+        Phase::Suspending => drain(seen, node_lost_after),
+        _ => None,
+    }
+}
+
+fn suspended(seen: &Observation) -> Step {
+    let next = Next::of(seen).suspended();
+    next.act(without_workload(seen), IN_MOTION).urgent()
 }
 
 fn refuse(seen: &Observation, why: &str) -> Step {

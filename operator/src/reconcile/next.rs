@@ -5,7 +5,7 @@ mod progress;
 use std::time::Duration;
 
 use contract::{FailureClass, Measurement};
-use crds::conditions::types::{COMPLETE, FAILED, MEASURED, PLACED, RUNNING, SUSPENDED};
+use crds::conditions::types::{COMPLETE, FAILED, MEASURED, PLACED, RECONCILED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
     AdmissionStatus, FailureStatus, MixedGroup, OverduePod, PlacementStatus, StrategyStatus,
@@ -35,6 +35,8 @@ const OVERDUE_IN_STATUS: usize = 16;
 pub(super) struct Next<'a> {
     status: ViTTrainingJobStatus,
     seen: &'a Observation,
+    /// Why this version of the operator would not place the job.
+    refusal: Option<String>,
 }
 
 impl<'a> Next<'a> {
@@ -55,7 +57,11 @@ impl<'a> Next<'a> {
         if let Some(stragglers) = &seen.stragglers {
             status.stragglers = with_nodes(stragglers, &status, &seen.job.spec.workers);
         }
-        Self { status, seen }
+        Self {
+            status,
+            seen,
+            refusal: None,
+        }
     }
 
     /// A step that only records the status.
@@ -67,6 +73,13 @@ impl<'a> Next<'a> {
     pub(super) fn act(mut self, writes: Vec<Write>, look_again: Duration) -> Step {
         let seen = self.seen;
         self.status.observed_generation = seen.job.metadata.generation;
+        match self.refusal.take() {
+            Some(why) => self.set(RECONCILED, false, reasons::NOT_RESTARTABLE, &why),
+            None => self
+                .status
+                .conditions
+                .retain(|known| !(known.type_ == RECONCILED && known.reason == reasons::NOT_RESTARTABLE)),
+        }
         let reported = seen.progress.as_ref();
         self.status.time_spent = time_spent::after(&seen.status(), &self.status, reported, seen.now);
         Step {
@@ -263,6 +276,8 @@ impl<'a> Next<'a> {
             );
             return self;
         }
+        // A probe that fails for a moment does not stop a gang.
+        let has_run = self.status.phase == Some(Phase::Running);
         let mut message = format!("{ready} of {desired} pods are ready");
         let fetching = gang.iter().filter(|pod| pod.fetch == Some(Fetch::Runs)).count();
         if fetching > 0 {
@@ -275,7 +290,20 @@ impl<'a> Next<'a> {
         if let Some((pod, words)) = stuck {
             message = format!("{message}; pod {pod}: {words}");
         }
-        self.set(RUNNING, false, reasons::PODS_STARTING, &message);
+        let reason = if has_run {
+            reasons::ALL_PODS_READY
+        } else {
+            reasons::PODS_STARTING
+        };
+        self.set(RUNNING, has_run, reason, &message);
+        self
+    }
+
+    /// The gang trains on although its manifest is refused.
+    pub(super) fn refused(mut self, why: &str) -> Self {
+        let words =
+            format!("the gang trains on, but this version of the operator would not place it again: {why}");
+        self.refusal = Some(words);
         self
     }
 
@@ -444,6 +472,7 @@ impl<'a> Next<'a> {
 
     /// The gang of a suspended job is gone.
     pub(super) fn suspended(mut self) -> Self {
+        self.revive();
         self.status.phase = Some(Phase::Suspended);
         self.status.admission = None;
         self.status.placement = None;

@@ -14,9 +14,9 @@ pub(crate) fn with_error(
     why: Option<&str>,
 ) -> ViTTrainingJobStatus {
     let Some(why) = why else {
-        status
-            .conditions
-            .retain(|condition| condition.type_ != RECONCILED);
+        status.conditions.retain(|condition| {
+            condition.type_ != RECONCILED || condition.reason == reasons::NOT_RESTARTABLE
+        });
         return status;
     };
     let is_starting = status.phase == Some(Phase::Starting);
@@ -30,7 +30,7 @@ pub(crate) fn with_error(
 }
 
 /// Whether a status differs only in counters: progress, time spent, stragglers' slowdowns, ready
-/// pods of a starting gang, and the numbers and names in the reasons why a gang waits.
+/// pods, and the numbers and names in the reasons why a gang waits.
 pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
         return false;
@@ -50,6 +50,10 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
         Some(Phase::Starting) => {
             without.workers = last.workers;
             reasons::PODS_STARTING
+        }
+        Some(Phase::Running) => {
+            without.workers = last.workers;
+            reasons::ALL_PODS_READY
         }
         Some(Phase::Pending) => {
             if without.placement.as_ref().map(why) == last.placement.as_ref().map(why) {

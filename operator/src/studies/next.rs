@@ -53,9 +53,15 @@ pub(super) fn next(observation: &Observation, plan: &Plan) -> Next {
 }
 
 /// The unfinished jobs that are not being deleted.
-pub(super) fn deletable(observation: &Observation) -> impl Iterator<Item = &StudyJob> {
+fn deletable(observation: &Observation) -> impl Iterator<Item = &StudyJob> {
     let jobs = observation.jobs.iter();
     jobs.filter(|job| !job.is_over() && !is_being_deleted(job))
+}
+
+/// The jobs that go if this version of the operator refuses the study: gangs that another version
+/// placed train on.
+pub(super) fn unplaced(observation: &Observation) -> impl Iterator<Item = &StudyJob> {
+    deletable(observation).filter(|job| nodes(job).is_empty())
 }
 
 /// Whether a job that waits for GPUs would now get other nodes to choose from.

@@ -16,7 +16,7 @@ use study::StudyJob;
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
-use super::next::{Creation, deletable, next};
+use super::next::{Creation, next, unplaced};
 use super::observation::{Observation, nodes};
 use super::{runs, status};
 use crate::error::Error;
@@ -116,7 +116,7 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
     let plan = match runs::plan(study) {
         Ok(plan) => plan,
         Err(why) => {
-            let deleted = delete_jobs(context, study, deletable(&observation)).await;
+            let deleted = delete_jobs(context, study, unplaced(&observation)).await;
             let status = status::invalid(&observation, &why);
             report(&observation, status, deleted.as_ref().err()).await?;
             return deleted.map(|()| Action::requeue(UNDER_WAY));

@@ -23,7 +23,7 @@ use planner::facts::inventory::{NodeFacts, NodeHealth, Shared, facts};
 use serde_json::{Value, json};
 use study::{Plan, StudyJob};
 
-use super::next::next;
+use super::next::{next, unplaced};
 use super::observation::Observation;
 use super::{runs, status};
 use crate::fixtures::{self, assert_contains, at, condition};
@@ -561,6 +561,16 @@ fn a_study_waits_for_another_one_of_its_namespace_and_for_pods_that_stop() {
         it is over, but pods stop:
         they are gone: create sizes-strong-r4-b16-1-2 on a b c d
     "#]]);
+}
+
+#[test]
+fn a_gang_of_a_study_that_is_refused_now_trains_on() {
+    let mut cluster = Cluster::with("{}");
+    let goes = |cluster: &Cluster| unplaced(&cluster.observation()).count();
+    cluster.round();
+    assert_eq!(goes(&cluster), 1);
+    cluster.on("it is placed", |cluster| cluster.trains_on(&["a"]));
+    assert_eq!(goes(&cluster), 0);
 }
 
 #[test]

@@ -24,6 +24,9 @@ impl JobKey {
     }
 }
 
+/// No job gets as far; one beyond it is forged.
+const LAST_ATTEMPT: i32 = i32::MAX / 2;
+
 /// The place of a job's pod in its gang.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Membership {
@@ -38,7 +41,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Reads it from labels and owner; `None` for other pods.
+    /// Reads it from labels and owner; `None` for other pods, and if someone forged an attempt that
+    /// leaves none after it.
     pub fn of(pod: &Pod) -> Option<Self> {
         let owner = pod
             .owner_references()
@@ -50,7 +54,10 @@ impl Membership {
                 namespace: pod.namespace().unwrap_or_default(),
                 uid: owner.uid.clone(),
             },
-            attempt: label(labels::ATTEMPT)?.parse().ok()?,
+            attempt: label(labels::ATTEMPT)?
+                .parse()
+                .ok()
+                .filter(|attempt| (1..=LAST_ATTEMPT).contains(attempt))?,
             node_rank: label(labels::NODE_RANK)?.parse().ok()?,
             gang_size: label(labels::GANG_SIZE)?.parse().ok()?,
         })
@@ -94,4 +101,37 @@ pub fn pinned_node(pod: &Pod) -> Option<&str> {
         .as_ref()?
         .first()
         .map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_after_which_none_is_left_is_forged() {
+        for (attempt, expected) in [
+            ("1", Some(1)),
+            ("1073741823", Some(1_073_741_823)),
+            ("1073741824", None),
+            ("2147483647", None),
+            ("0", None),
+            ("-1", None),
+        ] {
+            let pod = json!({"metadata": {
+                "labels": {labels::ATTEMPT: attempt, labels::NODE_RANK: "0", labels::GANG_SIZE: "1"},
+                "ownerReferences": [{
+                    "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "name": "digits",
+                    "uid": "1", "controller": true,
+                }],
+            }});
+            let pod = serde_json::from_value(pod).expect("a pod");
+            assert_eq!(
+                Membership::of(&pod).map(|place| place.attempt),
+                expected,
+                "{attempt}"
+            );
+        }
+    }
 }

@@ -64,7 +64,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         ),
         reasons::ADMITTED => ("Kueue granted quota; placement within it is next.", follow()),
         reasons::RELEASED => ("It is over and holds no GPUs.", vec![]),
-        reasons::ALL_PODS_READY => ("It trains: every pod of the gang is ready.", follow()),
+        reasons::ALL_PODS_READY => ("It trains.", follow()),
         reasons::PODS_STARTING => (
             "It has GPUs; its pods are being scheduled and started. The attempt fails after scheduling.startTimeoutSeconds.",
             vec![
@@ -157,6 +157,12 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             vec![Words(
                 "the message names verb, object and answer: look for a quota, a missing PriorityClass, or a policy that \
                  refuses its pods",
+            )],
+        ),
+        reasons::NOT_RESTARTABLE => (
+            "It trains, but this version of the operator would not start it again: its manifest is invalid now.",
+            vec![Words(
+                "let it finish, or delete it and create it again with valid values: it continues from its checkpoint",
             )],
         ),
         reasons::STRAGGLER_FOUND => (
@@ -359,6 +365,7 @@ mod tests {
             reasons::DEADLINE_EXCEEDED,
             reasons::PENDING_TIMEOUT,
             reasons::RECONCILE_FAILED,
+            reasons::NOT_RESTARTABLE,
             reasons::STRAGGLER_FOUND,
         ] {
             let (_, advice) = of_reason(reason).expect("is known");

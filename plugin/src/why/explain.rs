@@ -103,17 +103,23 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
         Some(Phase::Running) => explain_running(job, &status, &names, now, &mut why),
         _ => {}
     }
-    add_reconcile_error(&status, &mut why);
+    add_reconcile_error(&status, &names, &mut why);
     add_checkpoint(&status, now, &mut why);
     why
 }
 
 /// Adds the operator's last error, unless the message has it already.
-fn add_reconcile_error(status: &ViTTrainingJobStatus, why: &mut Why) {
+fn add_reconcile_error(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
     if let Some(condition) = status.condition(types::RECONCILED)
         && condition.status == "False"
         && why.message.as_ref() != Some(&condition.message)
     {
+        if condition.reason == reasons::NOT_RESTARTABLE {
+            why.findings.push(condition.message.clone());
+            let (_, advice) = advice::of_reason(&condition.reason).unwrap_or_default();
+            why.next.extend(names.steps(advice));
+            return;
+        }
         let words = "the operator cannot complete all its work and retries";
         why.findings.push(format!("{words}: {}", condition.message));
     }
@@ -165,7 +171,7 @@ fn is_unobserved(
 /// Whether an API call failed without an answer. An API server that cannot reach a webhook does answer.
 fn is_unanswered(message: &str) -> bool {
     let signs = [
-        "ServiceError",
+        "did not answer",
         "HyperError",
         "timed out",
         "connection",
@@ -194,10 +200,7 @@ fn explain_condition(condition: &Condition, names: &Names<'_>, now: Timestamp, w
             );
         }
     }
-    let is_plain = matches!(
-        condition.reason.as_str(),
-        reasons::ALL_PODS_READY | reasons::ALL_EPOCHS_DONE
-    );
+    let is_plain = condition.message.starts_with("every pod ");
     why.message = (!condition.message.is_empty() && !is_plain).then(|| condition.message.clone());
 }
 

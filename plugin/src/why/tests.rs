@@ -169,7 +169,7 @@ fn an_api_server_that_does_not_answer_is_not_a_refusal() {
             .join("; ")
     };
     for message in [
-        "failed to create Pod digits-1-0: ServiceError: client error (SendRequest)",
+        "failed to create Pod digits-1-0: the API server did not answer: client error (SendRequest)",
         "failed to list Pod digits: request timed out",
         "failed to create Pod digits-1-0: connection closed before message completed",
     ] {

@@ -122,6 +122,63 @@ fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
     "#]]);
 }
 
+/// An older version of the operator placed the gang.
+#[test]
+fn a_gang_trains_on_although_its_manifest_is_refused_now() {
+    let world = || World::in_phase(Phase::Running, |job| job.spec.model.image_size = Some(100));
+    let mut ends_well = world();
+    ends_well.begin();
+    assert_contains(
+        &ends_well.condition(types::RECONCILED).1,
+        "this version of the operator would not place it again: spec.model.imageSize is 100",
+    );
+    ends_well.exit(0, 0).exit(1, 0).story_is(expect![[r#"
+        begin; again in 2s
+          not Reconciled: NotRestartable
+        rank 0 exits with 0; again in 2s
+          update the status
+        rank 1 exits with 0; again in 300s
+        ! Succeeded, Complete: AllEpochsDone
+        ! delete the Service, delete the NetworkPolicy
+    "#]]);
+    let mut fails = world();
+    fails.begin().exit(1, 10).go().story_is(expect![[r#"
+        begin; again in 2s
+          not Reconciled: NotRestartable
+        rank 1 exits with 10; again in 300s
+        ! Failed, Failed: InvalidSpec
+        ! delete digits-1-0, delete the Service, delete the NetworkPolicy
+        deleted pods are gone; again in 300s
+    "#]]);
+    let mut is_suspended = world();
+    is_suspended.edit("suspend", suspend).go().story_is(expect![[r#"
+        suspend; again in 5s
+        ! Suspending, not Suspended: Suspending
+        ! delete digits-1-0 digits-1-1
+        deleted pods are gone; again in 300s
+        ! Failed, Failed: InvalidSpec
+        ! delete the Service, delete the NetworkPolicy
+    "#]]);
+    let mut is_changed = world();
+    is_changed
+        .begin()
+        .edit("the manifest is valid", |job| job.spec.model.image_size = None);
+    is_changed.story_is(expect![[r#"
+        begin; again in 2s
+          not Reconciled: NotRestartable
+        the manifest is valid; again in 2s
+          update the status
+    "#]]);
+    // Nothing of it runs yet.
+    let mut is_new = world();
+    is_new.seen.pods.clear();
+    is_new.begin().story_is(expect![[r#"
+        begin; again in 300s
+        ! Failed, Failed: InvalidSpec
+        ! delete the Service, delete the NetworkPolicy
+    "#]]);
+}
+
 #[test]
 fn another_trainer_needs_an_agent_beside_it() {
     let external = |job: &mut ViTTrainingJob| {
@@ -226,6 +283,41 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
         world.condition(types::FAILED).1,
         "the job has had GPUs for 60 s (activeDeadlineSeconds)"
     );
+}
+
+#[test]
+fn a_suspended_job_without_pods_has_nothing_to_stop() {
+    let mut job = fixtures::job();
+    suspend(&mut job);
+    let mut world = World::new(job);
+    world.begin().edit("resume", resume).story_is(expect![[r#"
+        begin; again in 300s
+        ! Suspended, Suspended: Suspended, not Placed: Suspended
+        resume; again in 5s
+          Starting, attempt 1 on a b, not Suspended: Resumed, Placed: GangFits
+          update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
+    "#]]);
+}
+
+#[test]
+fn a_pod_that_is_not_ready_for_a_moment_does_not_stop_a_gang() {
+    let mut world = World::running();
+    world.begin();
+    let running = world
+        .status()
+        .condition(types::RUNNING)
+        .expect("a condition")
+        .clone();
+    world.on("a probe fails", |seen| seen.pods[1].ready = false);
+    let status = world.status();
+    let now = status.condition(types::RUNNING).expect("a condition");
+    assert_eq!(now.last_transition_time, running.last_transition_time);
+    assert_eq!(
+        (&*now.status, &*now.reason, &*now.message),
+        ("True", "AllPodsReady", "1 of 2 pods are ready")
+    );
+    world.on("it passes", |seen| seen.pods[1].ready = true);
+    assert_eq!(world.status().condition(types::RUNNING), Some(&running));
 }
 
 #[test]
