@@ -4,11 +4,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use contract::{Heartbeats, Progress};
+use contract::{Heartbeats, Progress, ProgressQuery};
 use tokio::net::TcpListener;
 
 /// Content of a pod's endpoints.
@@ -22,6 +22,10 @@ pub trait Shown: Send + Sync + 'static {
 
     /// Current heartbeats of the pod's ranks.
     fn heartbeats(&self) -> Heartbeats;
+
+    /// A checkpoint of a later step than this is wanted. Repeated until there is one. Another trainer
+    /// cannot be asked.
+    fn save_after(&self, _step: u64) {}
 }
 
 /// Serves in the background until the process ends, on every address of the pod, with IPv6 if
@@ -56,9 +60,14 @@ async fn metrics<S: Shown>(State(shown): State<Arc<S>>) -> Response {
     }
 }
 
-async fn progress<S: Shown>(State(shown): State<Arc<S>>) -> Response {
+async fn progress<S: Shown>(State(shown): State<Arc<S>>, Query(query): Query<ProgressQuery>) -> Response {
     match shown.progress() {
-        Some(progress) => axum::Json(progress).into_response(),
+        Some(progress) => {
+            if let Some(step) = query.save_after {
+                shown.save_after(step);
+            }
+            axum::Json(progress).into_response()
+        }
         None => (
             StatusCode::SERVICE_UNAVAILABLE,
             "rank 0 does not train in this pod yet\n",

@@ -41,5 +41,7 @@ pub use exit::{ExitCode, FailureClass, Memory};
 pub use file_names::FileNames;
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use measurement::{Epoch, GpuUse, Machine, Measurement, PhaseSeconds, RankSeconds};
-pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
+pub use progress::{
+    CheckpointRecord, FailureRecord, Progress, ProgressQuery, SlowRank, Spent, TerminationRecord,
+};
 pub use run_config::*;

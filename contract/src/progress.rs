@@ -6,6 +6,14 @@ use crate::exit::{FailureClass, Memory};
 use crate::heartbeat::Heartbeat;
 use crate::measurement::Measurement;
 
+/// The query of `GET /progress`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProgressQuery {
+    /// A checkpoint of a later step than this is wanted. Repeated until there is one.
+    pub save_after: Option<u64>,
+}
+
 /// Progress of a run as rank 0 knows it, the answer to `GET /progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -20,6 +20,8 @@ pub const TRY: &str = "vit-operator.dev/try";
 pub const CONTAINER: &str = "trainer";
 /// Annotation of a Workload with its original request, because Kueue may rewrite the specification.
 pub const ASKS_FOR: &str = "vit-operator.dev/asks-for";
+/// Annotation of a job: a checkpoint of a later step than this is wanted.
+pub const SAVE_AFTER_STEP: &str = "vit-operator.dev/save-after-step";
 /// Standard label: the tool that manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`], and the field manager of server-side apply.

@@ -33,6 +33,7 @@ mod output;
 mod paint;
 mod reference;
 mod run;
+mod save;
 mod scale;
 mod span;
 mod status;
@@ -87,6 +88,7 @@ enum Command {
         after_help = "Examples:\n  kubectl vit resume digits cifar10 --wait --timeout 10m\n  kubectl vit resume --all"
     )]
     Resume(suspend::Arguments<ViTTrainingJob>),
+    Save(save::Arguments),
     Scale(scale::Arguments),
     Study(study::Arguments),
     Nodes(nodes::Arguments),
@@ -140,6 +142,7 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
         Command::Version(arguments) => version::run(Some(&cluster().await?), arguments).await,
         Command::Suspend(arguments) => suspend::run(&cluster().await?, arguments, Action::Suspend).await,
         Command::Resume(arguments) => suspend::run(&cluster().await?, arguments, Action::Resume).await,
+        Command::Save(arguments) => save::run(&cluster().await?, arguments).await,
         Command::Scale(arguments) => scale::run(&cluster().await?, arguments).await,
         Command::Study(arguments) => study::run(&cluster().await?, arguments).await,
         Command::Nodes(arguments) => nodes::run(&cluster().await?, arguments).await,

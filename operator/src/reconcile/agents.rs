@@ -25,8 +25,8 @@ const ASKED_AT_ONCE: usize = 64;
 /// A poll of agents.
 #[derive(Clone, Debug)]
 pub(crate) enum Poll {
-    /// The progress record of rank 0's agent.
-    Progress(String),
+    /// The progress record of rank 0's agent, which is to save after this step.
+    Progress { agent: String, save_after: Option<u64> },
     /// The ranks' heartbeats of all agents, by node rank.
     Heartbeats(Vec<(usize, String)>),
 }
@@ -55,14 +55,18 @@ impl AgentClient {
     /// `None` without an answer.
     pub(crate) async fn poll(&self, poll: Poll) -> Option<Answer> {
         match poll {
-            Poll::Progress(agent) => self.progress(&agent).await,
+            Poll::Progress { agent, save_after } => self.progress(&agent, save_after).await,
             Poll::Heartbeats(agents) => Some(Answer::Heartbeats(self.heartbeats(agents).await)),
         }
     }
 
     /// The progress record, or that there is none yet; `None` without an answer.
-    async fn progress(&self, agent: &str) -> Option<Answer> {
-        Some(match self.get::<Progress>(agent, "/progress").await? {
+    async fn progress(&self, agent: &str, save_after: Option<u64>) -> Option<Answer> {
+        let path = save_after.map_or_else(
+            || "/progress".into(),
+            |step| format!("/progress?saveAfter={step}"),
+        );
+        Some(match self.get::<Progress>(agent, &path).await? {
             Reply::Value(progress) => Answer::Progress(Box::new(progress)),
             Reply::NothingYet => Answer::NoProgress,
         })
@@ -153,7 +157,7 @@ mod tests {
         let agent =
             agent_that_answers("/progress", serde_json::to_string(&progress).expect("serializes")).await;
         assert_eq!(
-            AgentClient::new().progress(&agent).await,
+            AgentClient::new().progress(&agent, None).await,
             Some(Answer::Progress(Box::new(progress)))
         );
     }
@@ -164,7 +168,9 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let router = Router::new().route("/progress", get(|| async { StatusCode::SERVICE_UNAVAILABLE }));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let answer = AgentClient::new().progress(&format!("http://{address}")).await;
+        let answer = AgentClient::new()
+            .progress(&format!("http://{address}"), None)
+            .await;
         assert_eq!(answer, Some(Answer::NoProgress));
     }
 
@@ -195,11 +201,11 @@ mod tests {
         let client = AgentClient::new();
         for body in ["", "{}", "not json"] {
             let agent = agent_that_answers("/progress", body.into()).await;
-            assert_eq!(client.progress(&agent).await, None, "{body:?}");
+            assert_eq!(client.progress(&agent, None).await, None, "{body:?}");
         }
         let endless = agent_that_answers("/progress", " ".repeat(LARGEST_BYTES + 1)).await;
-        assert_eq!(client.progress(&endless).await, None);
-        assert_eq!(client.progress("not an address").await, None);
+        assert_eq!(client.progress(&endless, None).await, None);
+        assert_eq!(client.progress("not an address", None).await, None);
     }
 
     #[tokio::test]
@@ -216,7 +222,7 @@ mod tests {
             connection.write_all(answer.as_bytes()).await.expect("answered");
             connection
         };
-        let (mut connection, answer) = tokio::join!(server, client.progress(&agent));
+        let (mut connection, answer) = tokio::join!(server, client.progress(&agent, None));
         assert_eq!(answer, Some(Answer::Progress(Box::default())));
         tokio::time::pause();
         let mut nothing = [0];
@@ -231,9 +237,9 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let client = AgentClient::new();
         let started = tokio::time::Instant::now();
-        assert_eq!(client.progress(&format!("http://{address}")).await, None);
+        assert_eq!(client.progress(&format!("http://{address}"), None).await, None);
         drop(listener);
-        assert_eq!(client.progress(&format!("http://{address}")).await, None);
+        assert_eq!(client.progress(&format!("http://{address}"), None).await, None);
         assert!(started.elapsed() < 3 * TIMEOUT);
     }
 }

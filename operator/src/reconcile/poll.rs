@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crds::Phase;
+use crds::{Phase, labels};
 use kube::ResourceExt as _;
 
 use super::agents::Poll;
@@ -52,14 +52,26 @@ fn next(observation: &Observation) -> Option<(Poll, Duration)> {
         return None;
     }
     if !observation.is_stall_suspected {
-        return Some((Poll::Progress(agent), PROGRESS_INTERVAL));
+        let save_after = save_wanted(observation);
+        return Some((Poll::Progress { agent, save_after }, PROGRESS_INTERVAL));
     }
     let agents = gang().filter_map(|pod| Some((pod.node_rank, pod.agent.clone()?)));
     Some((Poll::Heartbeats(agents.collect()), Duration::ZERO))
 }
 
+/// The step after which a checkpoint is wanted, until there is one.
+fn save_wanted(observation: &Observation) -> Option<u64> {
+    let wanted = observation.job.annotations().get(labels::SAVE_AFTER_STEP)?;
+    let wanted: i64 = wanted.parse().ok()?;
+    let saved = observation.job.status.as_ref()?.last_checkpoint.as_ref();
+    let is_saved = saved.is_some_and(|checkpoint| checkpoint.step > wanted);
+    u64::try_from(wanted).ok().filter(|_| !is_saved)
+}
+
 #[cfg(test)]
 mod tests {
+    use crds::status::CheckpointStatus;
+
     use super::*;
     use crate::fixtures::{gang, job_in, observation};
 
@@ -71,12 +83,33 @@ mod tests {
         }
         let mut observed = observation(job_in(Phase::Running, 1), pods.clone());
         let (poll, interval) = next(&observed).expect("a poll");
-        assert!(matches!(poll, Poll::Progress(agent) if agent == "http://digits-1-0"));
+        assert!(matches!(poll, Poll::Progress { agent, save_after: None } if agent == "http://digits-1-0"));
         assert_eq!(interval, PROGRESS_INTERVAL);
         observed.is_stall_suspected = true;
         let (poll, interval) = next(&observed).expect("a poll");
         assert!(matches!(poll, Poll::Heartbeats(agents) if agents.len() == 2));
         assert_eq!(interval, Duration::ZERO, "at once");
         assert!(next(&observation(job_in(Phase::Starting, 1), pods)).is_none());
+    }
+
+    #[test]
+    fn a_checkpoint_is_asked_for_until_it_is_there() {
+        let asked = |wanted: &str, saved: Option<i64>| {
+            let mut job = job_in(Phase::Running, 1);
+            let annotation = (labels::SAVE_AFTER_STEP.to_owned(), wanted.to_owned());
+            job.metadata.annotations = Some([annotation].into());
+            job.status.as_mut().expect("a status").last_checkpoint = saved.map(|step| CheckpointStatus {
+                step,
+                path: "/checkpoints/digits".into(),
+                time: None,
+            });
+            save_wanted(&observation(job, gang(1)))
+        };
+        assert_eq!(asked("7", None), Some(7));
+        assert_eq!(asked("7", Some(7)), Some(7));
+        assert_eq!(asked("7", Some(8)), None);
+        for invalid in ["", "now", "-1"] {
+            assert_eq!(asked(invalid, None), None, "{invalid}");
+        }
     }
 }

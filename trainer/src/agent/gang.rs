@@ -150,6 +150,7 @@ impl Gang {
         let mut end_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         let mut first_failed: Option<usize> = None;
+        let mut wanted = shown.wanted.subscribe();
         while self.ranks.iter().any(|rank| rank.ended.is_none()) {
             tokio::select! {
                 event = self.events.recv() => match event {
@@ -176,6 +177,13 @@ impl Gang {
                     // Every follower has ended, so every rank has.
                     None => break,
                 },
+                // Asked after rank 0's first progress, when it has a handler.
+                Ok(()) = wanted.changed() => {
+                    if let Some(rank) = self.ranks.first().filter(|rank| rank.ended.is_none()) {
+                        // It may have ended.
+                        let _ = kill(rank.pid, Signal::SIGUSR1);
+                    }
+                }
                 () = stop.cancelled(), if !stop_passed_on => {
                     stop_passed_on = true;
                     look_at = Some(Instant::now() + CHECK_INTERVAL);

@@ -4,6 +4,7 @@
 //! ```text
 //!   ranks --(reports, a socket each)--> agent --> GET /metrics /progress /heartbeats /healthz, progress on standard output
 //!   SIGTERM --> agent --> ranks (which save and stop)
+//!   GET /progress?saveAfter=STEP --> agent --> SIGUSR1 --> rank 0 (which saves)
 //!   a rank fails --> the others are ended --> termination record, exit code of the first that failed
 //! ```
 
@@ -11,9 +12,11 @@ mod gang;
 mod heartbeats;
 
 use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
 
 use ::agent::{coordinator, http};
 use contract::{ExitCode, Heartbeats, Measurement, Progress, RunConfig, TerminationRecord, environment};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
@@ -35,12 +38,17 @@ struct Pod {
     http_port: u16,
 }
 
+/// A request for a checkpoint is repeated until it is written, which takes some time.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 #[derive(Debug)]
 pub(crate) struct Shown {
     metrics: Metrics,
     /// From rank 0, if it is in this pod.
     progress: RwLock<Option<Progress>>,
     pulses: Pulses,
+    /// When a checkpoint of a later step than this was last asked for.
+    wanted: watch::Sender<Option<(u64, Instant)>>,
 }
 
 impl http::Shown for Shown {
@@ -59,6 +67,16 @@ impl http::Shown for Shown {
 
     fn heartbeats(&self) -> Heartbeats {
         self.pulses.heartbeats()
+    }
+
+    fn save_after(&self, step: u64) {
+        self.wanted.send_if_modified(|wanted| {
+            let is_new = wanted.is_none_or(|(last, at)| last != step || at.elapsed() >= ASKED_AGAIN_AFTER);
+            if is_new {
+                *wanted = Some((step, Instant::now()));
+            }
+            is_new
+        });
     }
 }
 
@@ -110,6 +128,7 @@ async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainE
         metrics,
         progress: RwLock::new(None),
         pulses: Pulses::new(pod.attempt, first_rank, config.ranks_per_node),
+        wanted: watch::Sender::new(None),
     });
     http::serve(pod.http_port, Arc::clone(&shown))
         .await

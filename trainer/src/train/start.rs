@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use contract::{Precision, RunConfig};
+use signal_hook::consts::SIGUSR1;
 use torch_ext::Member;
 
 use super::saving::Saver;
@@ -76,6 +78,9 @@ impl Start {
         }
         let writers = training_state.writers(config.checkpoint.writers, world.size);
         let folder = share(world, config, lost, writers, (folder, owner))?;
+        let asked = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGUSR1, Arc::clone(&asked))
+            .map_err(TrainError::system("failed to listen for SIGUSR1"))?;
         if found.is_some() {
             let values = restored.as_ref().map(|restored| &restored.values[..]);
             training_state.spread(world, values)?;
@@ -88,7 +93,9 @@ impl Start {
             writers,
             saver: folder.map(|folder| {
                 let step = found.unwrap_or_default().step;
-                let cadence = world.is_first().then(|| Cadence::new(&config.checkpoint, step));
+                let cadence = world
+                    .is_first()
+                    .then(|| Cadence::new(&config.checkpoint, step, asked));
                 Saver::new(folder, cadence)
             }),
             validation: state.map(|state| state.validation()).unwrap_or_default(),

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::common::{TRAINER, await_condition};
 use crate::device::{Device, gpus, on_each_device};
@@ -182,6 +183,33 @@ fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
         .and_then(|progress| progress.last_checkpoint)
         .expect("a checkpoint");
     assert!(Path::new(&saved.path).join("state.json").is_file());
+}
+
+#[test]
+fn a_checkpoint_is_written_once_it_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = run_config(folder.path(), 1);
+    // Nothing else is due for an hour.
+    config["data"]["syntheticImages"] = json!(8_000_000);
+    let agent = Agent::start(folder.path(), &config);
+    let asked = |path: &str| -> Option<Progress> { serde_json::from_str(&agent.get(path)?).ok() };
+    let saved = |path: &str| asked(path)?.last_checkpoint.map(|checkpoint| checkpoint.step);
+    await_condition("progress", || {
+        asked("/progress?saveAfter=0").is_some_and(|progress| progress.step > 0)
+    });
+    await_condition("a checkpoint", || saved("/progress?saveAfter=0").is_some());
+    let first = saved("/progress").expect("a checkpoint");
+    // As the operator asks until its status shows the checkpoint.
+    for _ in 0..10 {
+        assert_eq!(saved("/progress?saveAfter=0"), Some(first), "one is enough");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let after = format!("/progress?saveAfter={first}");
+    await_condition("another checkpoint", || {
+        saved(&after).is_some_and(|step| step > first)
+    });
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.finish().0, Some(143));
 }
 
 #[test]
