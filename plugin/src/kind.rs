@@ -71,6 +71,11 @@ pub(crate) trait Kind:
         self.phase().is_some_and(Phase::is_terminal)
     }
 
+    /// Whether `spec.suspend` has an effect.
+    fn can_suspend(&self) -> bool {
+        !self.is_over()
+    }
+
     /// The kind and group as kubectl prints them before a name.
     fn prefix() -> String {
         format!("{}.{}", Self::kind(&()).to_lowercase(), Self::group(&()))
@@ -100,6 +105,11 @@ impl Kind for ViTTrainingJob {
 
     fn observed_generation(&self) -> Option<i64> {
         self.status.as_ref()?.observed_generation
+    }
+
+    /// A failed one can be resumed after it was suspended.
+    fn can_suspend(&self) -> bool {
+        self.phase() != Some(Phase::Succeeded)
     }
 
     fn kept(&self) -> String {

@@ -33,6 +33,11 @@ pub struct Checkpoint {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub every_seconds: Option<i32>,
+    /// stopSeconds is how long the pods of a suspended, resized or evicted job may save before they
+    /// are killed: their terminationGracePeriodSeconds.
+    #[serde(default = "default_stop_seconds")]
+    #[schemars(range(min = 10, max = 3600))]
+    pub stop_seconds: i32,
     /// resume says how a job starts if a checkpoint exists. Auto continues from it, whichever job
     /// of this namespace wrote it. Never fails, unless an earlier attempt of the same job (by uid)
     /// wrote it. Checkpoints of other namespaces are always refused.
@@ -49,6 +54,10 @@ pub struct Checkpoint {
 
 fn default_path() -> String {
     "/checkpoints".into()
+}
+
+fn default_stop_seconds() -> i32 {
+    120
 }
 
 fn default_keep() -> i32 {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Checkpoint, Data, Elastic, External, Measure, Model, Parallelism, Placement, Training, Workers, external,
-    multiple, unchanged,
+    multiple, same, settled,
 };
 use crate::status::ViTTrainingJobStatus;
 
@@ -28,6 +28,25 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
     status = "ViTTrainingJobStatus",
     validation = Rule::new("size(self.metadata.name) <= 50").message("metadata.name must have at most 50 characters, because pod host names contain it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', starting with a letter, because a Service has that name"),
+    validation = Rule::new(same("managedBy")).message("managedBy cannot be changed; create a new job"),
+    validation = settled(&["image", "imagePullPolicy", "imagePullSecrets"]),
+    validation = settled(&["external"]),
+    validation = settled(&["model"]),
+    validation = settled(&["data"]),
+    validation = settled(&["training"]),
+    validation = settled(&["parallelism"]),
+    validation = settled(&["placement"]),
+    validation = settled(&["checkpoint"]),
+    validation = settled(&["measure"]),
+    validation = settled(&["scheduling"]),
+    validation = settled(&["workers.gpusPerNode", "workers.gpuResource", "workers.device"]),
+    validation = settled(&["workers.resources", "workers.nodeSelector", "workers.tolerations"]),
+    validation = settled(&["workers.env", "workers.envFrom"]),
+    validation = settled(&["workers.podLabels", "workers.podAnnotations"]),
+    validation = settled(&["workers.volumes", "workers.volumeMounts"]),
+    validation = settled(&["workers.priorityClassName"]),
+    validation = settled(&["workers.serviceAccountName", "workers.runtimeClassName", "workers.hostNetwork"]),
+    validation = settled(&["workers.runAsUser", "workers.fsGroup", "workers.supplementalGroups", "workers.capabilities"]),
     scale(
         spec_replicas_path = ".spec.workers.nodes",
         status_replicas_path = ".status.workers.desired",
@@ -49,19 +68,6 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(transform = contract::schema::signed_integers)]
 #[x_kube(
-    validation = unchanged(&["image", "imagePullPolicy", "imagePullSecrets"]),
-    validation = unchanged(&["external"]),
-    validation = unchanged(&["managedBy"]),
-    validation = unchanged(&["model"]),
-    validation = unchanged(&["data"]),
-    validation = unchanged(&["training"]),
-    validation = unchanged(&["parallelism"]),
-    validation = unchanged(&["placement"]),
-    validation = unchanged(&["checkpoint"]),
-    validation = unchanged(&["measure"]),
-    validation = unchanged(&["scheduling"]),
-    validation = unchanged(&["failurePolicy"]),
-    validation = unchanged(&["activeDeadlineSeconds"]),
     validation = Rule::new("self.data.format != 'cifar10' || self.model.numClasses >= 10").message("model.numClasses must be at least 10 for data.format cifar10"),
     validation = Rule::new("self.data.format != 'cifar100' || self.model.numClasses >= 100").message("model.numClasses must be at least 100 for data.format cifar100"),
     validation = Rule::new("!(self.data.format in ['cifar10', 'cifar100']) || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
@@ -255,6 +261,10 @@ pub struct FailurePolicy {
     /// (status.stragglers, status.slowNodes) for an hour, if they fit elsewhere, an elastic gang in
     /// any size. No gang is stopped for being slow.
     pub exclude_stragglers: bool,
+    /// keepFailedPods is the number of failed attempts of which the blamed pod is kept, for its log,
+    /// until the job is deleted.
+    #[schemars(range(min = 0, max = 16))]
+    pub keep_failed_pods: i32,
 }
 
 impl Default for FailurePolicy {
@@ -265,6 +275,7 @@ impl Default for FailurePolicy {
             stall_timeout_seconds: None,
             exclude_failed_nodes: true,
             exclude_stragglers: false,
+            keep_failed_pods: 0,
         }
     }
 }

@@ -55,22 +55,32 @@ pub fn schema(section: &str) -> &'static JSONSchemaProps {
     &SECTIONS[section]
 }
 
-/// The rule that these fields cannot be added, changed or removed.
-fn unchanged(fields: &[&str]) -> Rule {
-    // The API server considers the cost of the equivalent `self.?field == oldSelf.?field`
-    // unbounded.
-    let same = |field: &&str| {
-        format!(
-            "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-        )
-    };
-    let rule = fields.iter().map(same).collect::<Vec<_>>().join(" && ");
+/// The rule that these fields of the spec can be added, changed or removed only while the job has no gang.
+fn settled(fields: &[&str]) -> Rule {
+    let unchanged = fields
+        .iter()
+        .map(|field| same(field))
+        .collect::<Vec<_>>()
+        .join(" && ");
+    let rest =
+        "has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in ['Suspended', 'Failed']";
     let names = match fields {
         [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
         _ => fields.concat(),
     };
-    let message = format!("{names} cannot be changed; create a new job");
-    Rule::new(rule).message(message.as_str())
+    let message =
+        format!("{names} can be changed only while the job is Suspended or Failed; suspend it first");
+    Rule::new(format!("({rest}) || ({unchanged})")).message(message.as_str())
+}
+
+/// The condition that a field of the spec is not added, changed or removed.
+fn same(field: &str) -> String {
+    // The API server considers the cost of the equivalent `self.?field == oldSelf.?field`
+    // unbounded.
+    let field = format!("spec.{field}");
+    format!(
+        "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    )
 }
 
 /// The rule that a product of fields is a multiple of another one, unless a condition holds. The

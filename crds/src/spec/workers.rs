@@ -7,21 +7,13 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, reserved, unchanged};
+use super::{Device, reserved};
 
 /// Workers sets the number of pods, their GPUs and other pod settings. Each node has one pod, and
 /// each GPU one rank.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = unchanged(&["gpusPerNode", "gpuResource", "device"]),
-    validation = unchanged(&["resources", "nodeSelector", "tolerations"]),
-    validation = unchanged(&["env", "envFrom"]),
-    validation = unchanged(&["podLabels", "podAnnotations"]),
-    validation = unchanged(&["volumes", "volumeMounts"]),
-    validation = unchanged(&["priorityClassName"]),
-    validation = unchanged(&["serviceAccountName", "runtimeClassName", "hostNetwork"]),
-    validation = unchanged(&["runAsUser", "fsGroup", "supplementalGroups", "capabilities"]),
     validation = Rule::new("self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))").message(reserved::MOUNT_MESSAGE),
     validation = Rule::new("size(self.capabilities) == 0 || (has(self.runAsUser) && self.runAsUser == 0)").message(reserved::CAPABILITIES_MESSAGE)
 )]

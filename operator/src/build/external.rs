@@ -50,7 +50,8 @@ pub(super) fn containers(
         // None of the manifest's privileges.
         security_context: Some(SecurityContext {
             run_as_non_root: Some(true),
-            run_as_user: Some(AGENT_USER),
+            // Else the image's, or the one that OpenShift chooses.
+            run_as_user: valid.spec.workers.run_as_user.map(|_| AGENT_USER),
             ..confined(vec![])
         }),
         termination_message_path: container.termination_message_path.clone(),

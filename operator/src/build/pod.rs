@@ -23,8 +23,6 @@ use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
 /// Name of the volume of checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-/// Time a pod has after SIGTERM to save a checkpoint, in seconds.
-const STOP_SECONDS: i64 = 120;
 
 pub(crate) fn name(job: &ViTTrainingJob, attempt: i32, node_rank: usize) -> String {
     format!("{}-{attempt}-{node_rank}", job.name_any())
@@ -78,7 +76,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 pod_group_name: Some(name_of_attempt(job, member.attempt)),
             }),
             image_pull_secrets: some_if_any(secrets.collect::<Vec<_>>()),
-            termination_grace_period_seconds: Some(STOP_SECONDS),
+            termination_grace_period_seconds: Some(spec.checkpoint.stop_seconds.into()),
             service_account_name: workers.service_account_name.clone(),
             automount_service_account_token: Some(false),
             runtime_class_name: workers.runtime_class_name.clone(),

@@ -91,6 +91,7 @@ fn a_pod_with_everything_that_can_be_set() {
     manifest["spec"]["model"]["pretrained"] = pretrained();
     manifest["spec"]["imagePullSecrets"] = json!([{"name": "registry"}]);
     manifest["spec"]["checkpoint"]["path"] = json!("/state");
+    manifest["spec"]["checkpoint"]["stopSeconds"] = json!(600);
     manifest["spec"]["checkpoint"]["volume"] =
         json!({"hostPath": {"path": "/srv/checkpoints"}, "subPath": "team-a"});
     let job = serde_json::from_value(manifest).expect("a job");

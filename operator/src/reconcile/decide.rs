@@ -59,8 +59,9 @@ pub(crate) fn decide(
     let status = seen.status();
     let mut phase = status.phase.unwrap_or(Phase::Pending);
     if phase.is_terminal() {
-        // Only a refused job is retried after an edit of the manifest.
-        if valid.is_err() || !status.was_refused() {
+        // A refused job is retried after an edit of the manifest, others that failed once suspended.
+        let may_retry = status.was_refused() || phase == Phase::Failed && seen.job.spec.suspend;
+        if valid.is_err() || !may_retry {
             return after_the_end(seen, &status);
         }
         phase = Phase::Pending;
@@ -82,11 +83,12 @@ pub(crate) fn decide(
             "spec.external is given, but this operator was started without --agent-image, the sidecar of other trainers",
         );
     }
+    let has_gang = seen.pods.iter().any(|pod| !pod.has_ended());
+    if phase == Phase::Pending && valid.spec.suspend && !has_gang {
+        return suspended(seen);
+    }
     if let Some(step) = time_out(seen, &status, valid, phase) {
         return step;
-    }
-    if phase == Phase::Pending && valid.spec.suspend && seen.pods.is_empty() {
-        return suspended(seen);
     }
     if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.spec.suspend, &valid.sizes) {
         return halt(seen, &stop);

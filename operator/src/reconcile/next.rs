@@ -397,6 +397,7 @@ impl<'a> Next<'a> {
         }
         if self.status.completion_time.take().is_some() {
             self.set(FAILED, false, reasons::RESUMED, "the manifest was changed");
+            self.status.restarts_since_checkpoint = 0;
         }
     }
 

@@ -124,7 +124,7 @@ async fn change<K: Kind>(
 /// Sets `spec.suspend` of one object; returns a message about it.
 async fn set<K: Kind>(cluster: &Cluster, name: &Name<K>, action: Action) -> Result<String, Error> {
     let object = cluster.get(name).await?;
-    if object.suspend() == action.is_suspend() {
+    if object.suspend() == action.is_suspend() && !object.is_over() {
         return Ok(unchanged(&object, name, action));
     }
     check(&object, name, action)?;
@@ -136,15 +136,17 @@ async fn set<K: Kind>(cluster: &Cluster, name: &Name<K>, action: Action) -> Resu
     })
 }
 
-/// A finished object cannot be suspended or resumed.
+/// A finished object cannot be suspended or resumed, but for a failed job, which is suspended first.
 fn check<K: Kind>(object: &K, name: &Name<K>, action: Action) -> Result<(), Error> {
-    if !object.is_over() {
-        return Ok(());
-    }
     let (noun, phase, verb) = (K::NOUN, object.phase_word(), action.verb());
-    Err(Error::Usage(format!(
-        "{noun} {name} is {phase}: there is nothing left to {verb}"
-    )))
+    Err(Error::Usage(match action {
+        _ if !object.is_over() => return Ok(()),
+        Action::Suspend if object.can_suspend() => return Ok(()),
+        Action::Resume if object.can_suspend() => format!(
+            "{noun} {name} is {phase}: to retry it, suspend it, change what made it fail, and resume it"
+        ),
+        _ => format!("{noun} {name} is {phase}: there is nothing left to {verb}"),
+    }))
 }
 
 fn unchanged<K: Kind>(object: &K, name: &Name<K>, action: Action) -> String {
@@ -160,7 +162,8 @@ fn unchanged<K: Kind>(object: &K, name: &Name<K>, action: Action) -> String {
 
 /// The result of the wait; `None` while it continues.
 fn outcome<K: Kind>(name: &Name<K>, action: Action, object: Option<&K>) -> Option<Result<String, Error>> {
-    let Some(object) = object.filter(|object| !object.is_over()) else {
+    let may_change = |object: &&K| !object.is_over() || action == Action::Suspend && object.can_suspend();
+    let Some(object) = object.filter(may_change) else {
         let end = end(name, object)?;
         return Some(end.map(|()| format!("{name} had already finished")));
     };

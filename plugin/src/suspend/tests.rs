@@ -115,6 +115,33 @@ async fn each_of_several_jobs_has_a_line_and_the_worst_decides() {
 }
 
 #[tokio::test]
+async fn a_failed_job_is_suspended_before_it_is_resumed() {
+    let failed = || {
+        job(
+            "failed",
+            false,
+            json!({"phase": "Failed", "observedGeneration": 1}),
+        )
+    };
+    let (lines, exit, patches) = changed(vec![failed()], &["failed"], Action::Resume, None).await;
+    assert_eq!((lines.len(), exit, patches.len()), (0, Exit::Usage, 0));
+    let (_, exit, patches) = changed(vec![failed()], &["failed"], Action::Suspend, None).await;
+    assert_eq!(
+        (exit, &*patches),
+        (
+            Exit::Done,
+            &[r#"failed {"spec":{"suspend":true}}"#.to_owned()][..]
+        )
+    );
+    let status = json!({"phase": "Failed", "observedGeneration": 1});
+    assert_eq!(
+        outcome_of(Action::Suspend, status),
+        None,
+        "the operator has not seen it yet"
+    );
+}
+
+#[tokio::test]
 async fn studies_are_resumed_as_jobs_are() {
     let mut study = fixtures::study(json!({"phase": "Suspended"}));
     study.spec.suspend = true;

@@ -433,6 +433,33 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", bounds])?;
     let none = r#"{"spec":{"elastic":null}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", none])?;
+    let more = r#"{"spec":{"failurePolicy":{"maxRestarts":9},"activeDeadlineSeconds":60}}"#;
+    kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", more])?;
+    // Whatever the next attempt reads, once there is no gang.
+    let edits = ["Suspended", "Failed", "Suspending", "Running"].map(|phase| {
+        let status = json!({"phase": phase, "attempt": 1, "restarts": 0, "restartsSinceCheckpoint": 0});
+        let status = json!({"status": status}).to_string();
+        let of_status = [
+            "patch",
+            "vtj/mutable",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ];
+        kubectl(cluster, of_status)?;
+        let edit = json!({"spec": {
+            "image": format!("for-{}", phase.to_lowercase()), "training": {"epochs": phase.len()},
+            "workers": {"resources": {"limits": {"memory": "1Gi"}}},
+        }});
+        let edit = edit.to_string();
+        Ok(kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", &edit]).is_ok())
+    });
+    let edits = edits.into_iter().collect::<Result<Vec<bool>>>()?;
+    ensure!(edits == [true, true, false, false], "{edits:?}");
+    let managed = r#"{"spec":{"managedBy":"example.com/other"}}"#;
+    let patched = kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", managed]);
+    ensure!(patched.is_err(), "managedBy was changed");
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use crds::status::PlacementStatus;
 
 use super::super::observation::{Isolation, Observation};
 use super::super::step::{Object, Write};
+use super::stopping::kept;
 use crate::build::{Member, config_map, name_of_attempt, network_policy, pod, pod_group, service};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 use crate::policy::strategy;
@@ -19,11 +20,13 @@ pub(super) fn writes(seen: &Observation, valid: &ValidatedJob, node_ranks: &[usi
     let attempt = status.attempt;
     let nodes = status.nodes();
     let config_map_name = name_of_attempt(job, attempt);
+    let kept = kept(seen);
     // They appeared, or another operator created them, after the gang had been found gone.
     let late: Vec<_> = seen
         .pods
         .iter()
         .filter(|pod| pod.attempt < attempt && pod.deletion_timestamp.is_none())
+        .filter(|pod| !kept.contains(&pod.name.as_str()))
         .map(|pod| (pod.id(), Some(STOP_AFTER_FAILURE_SECONDS)))
         .collect();
     let mut writes = Vec::new();

@@ -11,14 +11,11 @@ use super::super::observation::{Isolation, Observation};
 use super::super::pace::{IN_MOTION, RESTING};
 use super::super::step::{Step, Write};
 use super::std_duration;
-use super::stopping::{beyond_reach, deletion, settle};
+use super::stopping::{ENDING, beyond_reach, deletion, settle};
 use crate::build::workload;
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::verdict;
 use crate::policy::ttl;
-
-/// How long a pod may take to end after its trainer.
-const ENDING: SignedDuration = SignedDuration::from_secs(30);
 
 /// Keeps ended pods for their logs and deletes running ones.
 pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -> Step {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use contract::exit::ExitCode;
 use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
+use jiff::SignedDuration;
 
 use super::super::next::Next;
 use super::super::pace::IN_MOTION;
@@ -12,10 +13,12 @@ use super::super::step::{Step, Write};
 use super::{end, std_duration};
 use crate::build::workload;
 use crate::policy::failure::{Failure, failure_of, is_echo, root_cause};
-use crate::policy::gang::{PodId, PodView, Trainer};
+use crate::policy::gang::{PodId, PodState, PodView, Trainer};
 use crate::policy::restart::{SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off};
 use crate::reconcile::observation::Observation;
 
+/// How long a pod may take to end after its trainer.
+pub(super) const ENDING: SignedDuration = SignedDuration::from_secs(30);
 /// The signal that ends a pod after its grace period.
 const SIGKILL: u8 = 9;
 
@@ -135,12 +138,9 @@ pub(super) fn beyond_reach(seen: &Observation, node_lost_after: Duration) -> Vec
 /// hold no GPU. Pods on a missing or long unready node are not waited for: it gets no new pods. Nor
 /// are overdue pods: their GPUs count as used.
 pub(super) fn drain(seen: &Observation, node_lost_after: Duration) -> Option<Step> {
-    let mut pods: Vec<PodId> = seen
-        .pods
-        .iter()
-        .filter(|pod| pod.deletion_timestamp.is_none())
-        .map(PodView::id)
-        .collect();
+    let kept = kept(seen);
+    let goes = |pod: &&PodView| pod.deletion_timestamp.is_none() && !kept.contains(&pod.name.as_str());
+    let mut pods: Vec<PodId> = seen.pods.iter().filter(goes).map(PodView::id).collect();
     pods.sort_unstable();
     let holding = seen.pods.iter().any(|pod| seen.holds_gpus(pod));
     let force = beyond_reach(seen, node_lost_after);
@@ -152,6 +152,26 @@ pub(super) fn drain(seen: &Observation, node_lost_after: Duration) -> Option<Ste
     let not_ready = workload.and_then(|workload| workload::with_pods_ready(workload, false, seen.now));
     writes.extend(not_ready.map(|workload| Write::TryUpdateWorkload(workload.into())));
     Some(Next::of(seen).act(writes, IN_MOTION).urgent())
+}
+
+/// Pods that stay for their logs: those blamed for the last failed attempts. All others of earlier
+/// attempts were deleted.
+pub(super) fn kept(seen: &Observation) -> Vec<&str> {
+    let status = seen.status();
+    let most = usize::try_from(seen.job.spec.failure_policy.keep_failed_pods).unwrap_or(0);
+    let Some(failure) = status.last_failure.filter(|_| most > 0) else {
+        return vec![];
+    };
+    // The kubelet reports the container's end before the pod's.
+    let is_ending = failure.time.is_some_and(|time| seen.now < time.0 + ENDING);
+    let is_blamed = |pod: &&PodView| {
+        let has_ended = pod.state == PodState::Failed || is_ending && pod.has_failed();
+        let is_it = Some(&pod.name) == failure.pod.as_ref();
+        has_ended && pod.deletion_timestamp.is_none() && (is_it || pod.attempt < failure.attempt)
+    };
+    let mut pods: Vec<&PodView> = seen.pods.iter().filter(is_blamed).collect();
+    pods.sort_unstable_by_key(|pod| std::cmp::Reverse(pod.attempt));
+    pods.into_iter().take(most).map(|pod| pod.name.as_str()).collect()
 }
 
 /// Deletes pods: of a failed attempt quickly, of others with the time to save a checkpoint, and those

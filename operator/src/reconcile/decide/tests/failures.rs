@@ -234,6 +234,112 @@ fn the_cause_of_an_echo_is_waited_for() {
 }
 
 #[test]
+fn a_failed_job_that_is_suspended_can_be_changed_and_resumed() {
+    let once = |job: &mut ViTTrainingJob| {
+        job.spec.failure_policy.max_restarts = 0;
+        job.spec.active_deadline_seconds = Some(60);
+    };
+    let mut world = World::in_phase(Phase::Running, once);
+    world.exit(1, 137).pass(60).go();
+    world.edit("suspend", |job| job.spec.suspend = true).go();
+    world.edit("another micro-batch, and resume", |job| {
+        job.spec.training.micro_batch_size = 8;
+        job.spec.suspend = false;
+    });
+    world.story_is(expect![[r#"
+        rank 1 exits with 137; again in 300s
+        ! Failed, Killed of digits-1-1 on b, Failed: RestartsExhausted
+        ! delete digits-1-0/30s, delete the Service, delete the NetworkPolicy
+        60 s pass; again in 300s
+        deleted pods are gone; again in 300s
+        suspend; again in 300s
+        ! Suspended, not Failed: Resumed, Suspended: Suspended, not Placed: Suspended
+        ! delete digits-1-1/30s
+        deleted pods are gone; again in 300s
+        another micro-batch, and resume; again in 5s
+          Starting, attempt 2 on a b, not Suspended: Resumed, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 Service NetworkPolicy digits-2-0 digits-2-1
+    "#]]);
+    let status = world.status();
+    assert_eq!(
+        (status.completion_time, status.restarts_since_checkpoint),
+        (None, 0)
+    );
+    // It ends as it is if it cannot run.
+    let mut refused = World::in_phase(Phase::Running, once);
+    refused.exit(1, 137).pass(60).go().story();
+    refused.edit("suspend, and an impossible size", |job| {
+        job.spec.suspend = true;
+        job.spec.model.image_size = Some(100);
+    });
+    refused.story_is(expect![[r#"
+        suspend, and an impossible size; again in 300s
+    "#]]);
+}
+
+#[test]
+fn the_pods_of_the_last_failed_attempts_are_kept_for_their_logs() {
+    let keep = |job: &mut ViTTrainingJob| job.spec.failure_policy.keep_failed_pods = 2;
+    let mut world = World::in_phase(Phase::Running, keep);
+    for rank in [1, 0, 1] {
+        world.exit(rank, 137).go().pass(60).start();
+    }
+    world.story_is(expect![[r#"
+        rank 1 exits with 137; again in 5s
+        ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
+        ! delete digits-1-0/30s
+        deleted pods are gone; again in 1s
+        60 s pass; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+        pods are ready; again in 2s
+          Running
+        rank 0 exits with 137; again in 5s
+        ! Restarting, Killed of digits-2-0 on a, restarts 2 (2 without progress)
+        ! delete digits-2-1/30s
+        deleted pods are gone; again in 2s
+        60 s pass; again in 5s
+          Starting, attempt 3 on a b
+          update the status, delete digits-2, create ConfigMap digits-3 digits-3-0 digits-3-1
+        pods are ready; again in 2s
+          Running
+        rank 1 exits with 137; again in 5s
+        ! Restarting, Killed of digits-3-1 on b, restarts 3 (3 without progress)
+        ! delete digits-1-1/30s digits-3-0/30s
+        deleted pods are gone; again in 4s
+        60 s pass; again in 5s
+          Starting, attempt 4 on a b
+          update the status, delete digits-3, create ConfigMap digits-4 digits-4-0 digits-4-1
+        pods are ready; again in 2s
+          Running
+    "#]]);
+    let pods = world.seen.pods.iter().map(|pod| pod.name.as_str());
+    assert_eq!(
+        pods.collect::<Vec<_>>(),
+        ["digits-2-0", "digits-3-1", "digits-4-0", "digits-4-1"]
+    );
+    // An injected container runs on in the blamed pod.
+    let mut world = World::in_phase(Phase::Running, keep);
+    world.on("rank 1 is killed, its pod runs on", |seen| {
+        let now = seen.now;
+        let pod = ended(seen.pods[1].clone(), 137, now);
+        seen.pods[1] = PodView {
+            state: PodState::Running,
+            ..pod
+        };
+    });
+    world.go().pass(29).pass(1).story_is(expect![[r#"
+        rank 1 is killed, its pod runs on; again in 5s
+        ! Restarting, Killed of digits-1-1 on b, restarts 1 (1 without progress)
+        ! delete digits-1-0/30s
+        deleted pods are gone; again in 5s
+        29 s pass; again in 5s
+        1 s pass; again in 5s
+        ! delete digits-1-1/30s
+    "#]]);
+}
+
+#[test]
 fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
     let once = |job: &mut ViTTrainingJob| job.spec.failure_policy.max_restarts = 0;
     World::in_phase(Phase::Running, once)

@@ -114,7 +114,7 @@ impl World {
     /// All pods start, and get ready.
     pub(super) fn start(&mut self) -> &mut Self {
         self.on("pods are ready", |seen| {
-            for pod in &mut seen.pods {
+            for pod in seen.pods.iter_mut().filter(|pod| !pod.has_ended()) {
                 (pod.state, pod.ready) = (PodState::Running, true);
             }
         })
