@@ -1,6 +1,7 @@
-//! The endpoints of a pod: `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
+//! The endpoints of a pod: `/metrics`, `/progress` (which also takes requests for a checkpoint), `/heartbeats`
+//! and `/healthz`.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -28,13 +29,23 @@ pub trait Shown: Send + Sync + 'static {
     fn save_after(&self, _step: u64) {}
 }
 
+/// Listens at an address. On a machine without IPv6, `[::]` means every address of IPv4.
+///
+/// # Errors
+/// If the address cannot be used.
+pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        listener => listener,
+    }
+}
+
 /// Serves in the background until the process ends, on every address of the pod, with IPv6 if
 /// available.
 pub async fn serve<S: Shown>(port: u16, shown: Arc<S>) -> std::io::Result<()> {
-    let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
-        Ok(listener) => listener,
-        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await?,
-    };
+    let listener = listen((Ipv6Addr::UNSPECIFIED, port).into()).await?;
     let router = Router::new()
         .route("/metrics", get(metrics::<S>))
         .route("/progress", get(progress::<S>))

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -100,14 +100,8 @@ fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Er
     Ok(builder.with_layer(&CountCalls(Arc::clone(metrics))).build())
 }
 
-/// All addresses are those of IPv4 if the machine has no IPv6.
 async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    let listener = match TcpListener::bind(address).await {
-        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        listener => listener,
-    };
+    let listener = agent::http::listen(address).await;
     listener.map_err(|source| RunError::Listen { address, source })
 }
 

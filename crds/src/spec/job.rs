@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use contract::Measurement;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
@@ -261,10 +263,17 @@ pub struct FailurePolicy {
     /// (status.stragglers, status.slowNodes) for an hour, if they fit elsewhere, an elastic gang in
     /// any size. No gang is stopped for being slow.
     pub exclude_stragglers: bool,
-    /// keepFailedPods is the number of failed attempts of which the blamed pod is kept, for its log,
-    /// until the job is deleted.
+    /// keepFailedPods is how many pods are kept for their logs until the job is deleted: those blamed
+    /// for the last failures, one for each failed attempt.
     #[schemars(range(min = 0, max = 16))]
     pub keep_failed_pods: i32,
+}
+
+impl FailurePolicy {
+    /// [`Self::node_lost_seconds`]; zero if it is negative, which the schema refuses.
+    pub fn node_lost_after(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.node_lost_seconds).unwrap_or(0))
+    }
 }
 
 impl Default for FailurePolicy {

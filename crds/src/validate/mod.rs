@@ -219,7 +219,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         },
         max_restarts: count(spec.failure_policy.max_restarts),
         start_timeout: seconds(spec.scheduling.start_timeout_seconds),
-        node_lost_after: seconds(spec.failure_policy.node_lost_seconds),
+        node_lost_after: spec.failure_policy.node_lost_after(),
         active_deadline: spec.active_deadline_seconds.map(seconds),
     })
 }

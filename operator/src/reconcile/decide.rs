@@ -9,6 +9,8 @@
 //!              |                                 v
 //!              +---- no group fits -------- Restarting --place--> Starting
 //! ```
+//! A Failed job whose `spec.suspend` is set becomes Suspended, and can be resumed.
+//!
 //! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction.
 //!
 //! A step that only writes the status comes before one that destroys evidence or holds GPUs: a
@@ -99,7 +101,7 @@ pub(crate) fn decide(
         return halt(seen, &StopReason::Evict(waiting::no_quota(&admission).into()));
     }
     let place_now = || {
-        drain(seen, valid.node_lost_after)
+        drain(seen)
             .or_else(|| queue(seen, &status, valid, admission))
             .unwrap_or_else(|| {
                 let attempt = seen.newest_attempt().saturating_add(1);
@@ -112,16 +114,17 @@ pub(crate) fn decide(
     };
     match phase {
         // Pods may have appeared since.
-        Phase::Suspended if valid.spec.suspend => drain(seen, valid.node_lost_after)
-            .unwrap_or_else(|| Next::of(seen).act(without_workload(seen), RESTING)),
+        Phase::Suspended if valid.spec.suspend => {
+            drain(seen).unwrap_or_else(|| Next::of(seen).act(without_workload(seen), RESTING))
+        }
         Phase::Pending | Phase::Suspended => place_now(),
-        Phase::Suspending => drain(seen, valid.node_lost_after)
+        Phase::Suspending => drain(seen)
             .or_else(|| failed_stop(seen, &status))
             .unwrap_or_else(|| suspended(seen)),
         Phase::Restarting => settle(seen, &status, |failure, failures| {
             verdict_on(failure, seen, valid, failures)
         })
-        .or_else(|| drain(seen, valid.node_lost_after))
+        .or_else(|| drain(seen))
         .or_else(|| failed_stop(seen, &status))
         .or_else(|| backing_off(seen, &status).filter(|_| !is_evicted))
         .unwrap_or_else(place_now),
@@ -132,9 +135,7 @@ pub(crate) fn decide(
 
 /// Stops the gang of a job that is being deleted; `None` once it holds no GPUs.
 pub(super) fn depart(seen: &Observation) -> Option<Step> {
-    let node_lost_after = seen.job.spec.failure_policy.node_lost_seconds;
-    let node_lost_after = u64::try_from(node_lost_after).unwrap_or(0);
-    drain(seen, Duration::from_secs(node_lost_after))
+    drain(seen)
 }
 
 /// Ends a gang because the API server will never accept one of its objects, such as this pod.
@@ -146,8 +147,7 @@ pub(super) fn end_of_refused(seen: &Observation, pod: &PodView, error: &Error) -
 /// Lets a healthy gang train or save although this version of the operator refuses its manifest:
 /// another version placed it. `None` if pods would have to be made.
 fn outlive(seen: &Observation, status: &ViTTrainingJobStatus, phase: Phase, why: &str) -> Option<Step> {
-    let failure_policy = &seen.job.spec.failure_policy;
-    let node_lost_after = Duration::from_secs(u64::try_from(failure_policy.node_lost_seconds).unwrap_or(0));
+    let node_lost_after = seen.job.spec.failure_policy.node_lost_after();
     let is_lost = |pod: &PodView| seen.node_lost_for(pod, node_lost_after).is_some();
     match phase {
         Phase::Starting | Phase::Running if seen.job.spec.suspend => Some(halt(seen, &StopReason::Suspend)),
@@ -157,7 +157,7 @@ fn outlive(seen: &Observation, status: &ViTTrainingJobStatus, phase: Phase, why:
                 && !seen.gang(status.attempt).any(is_lost);
             is_healthy.then(|| Next::of(seen).followed().refused(why).record(PROGRESS_INTERVAL))
         }
-        Phase::Suspending => drain(seen, node_lost_after),
+        Phase::Suspending => drain(seen),
         _ => None,
     }
 }

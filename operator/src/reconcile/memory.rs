@@ -32,7 +32,7 @@ struct JobMemory {
     doubt: Option<(String, String)>,
     /// A write without an answer: the job's version before it, and the status before and after it.
     unanswered: Option<(String, Box<[ViTTrainingJobStatus; 2]>)>,
-    /// When Kueue last refused what it was told of the gang.
+    /// When Kueue last refused a report on the gang.
     workload_refused_at: Option<Instant>,
     /// Whether it wrote phase Starting.
     is_starting: bool,

@@ -114,8 +114,8 @@ impl Observation {
 
     /// Whether a pod may still use its GPUs and is worth waiting for.
     pub(crate) fn holds_gpus(&self, pod: &PodView) -> bool {
-        let bound = u64::try_from(self.job.spec.failure_policy.node_lost_seconds).unwrap_or(0);
-        let is_lost = pod.lost || self.node_lost_for(pod, Duration::from_secs(bound)).is_some();
+        let bound = self.job.spec.failure_policy.node_lost_after();
+        let is_lost = pod.lost || self.node_lost_for(pod, bound).is_some();
         !pod.has_ended() && !is_lost && !self.is_overdue(pod)
     }
 

@@ -1,7 +1,5 @@
 //! The next actions for a study. Pure.
 
-use std::time::Duration;
-
 use crds::status::Refusal;
 use crds::{Phase, ViTTrainingJob};
 use kube::ResourceExt as _;
@@ -138,9 +136,8 @@ fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     match verdict(node, facts, shape) {
         Verdict::Refused(Refusal::NotReady) => {
             let failure_policy = &observation.study.spec.template.spec.failure_policy;
-            let bound = u64::try_from(failure_policy.node_lost_seconds).unwrap_or(0);
             let lasted = observation.unready.get(node);
-            lasted.is_some_and(|lasted| *lasted >= Duration::from_secs(bound))
+            lasted.is_some_and(|lasted| *lasted >= failure_policy.node_lost_after())
         }
         // This study itself pins its jobs to nodes.
         Verdict::Refused(refusal) => !matches!(refusal, Refusal::NotNamed | Refusal::Excluded),

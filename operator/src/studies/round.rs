@@ -32,7 +32,7 @@ const UNDER_WAY: Duration = Duration::from_secs(10);
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
     pub(crate) known: Cache<Stored<ViTScalingStudy>>,
-    /// The jobs' memory forgets whatever is no job.
+    /// Apart from the jobs' memory, which forgets everything but jobs.
     pub(crate) memory: Memory,
 }
 

@@ -435,7 +435,7 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", none])?;
     let more = r#"{"spec":{"failurePolicy":{"maxRestarts":9},"activeDeadlineSeconds":60}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", more])?;
-    // Whatever the next attempt reads, once there is no gang.
+    // What the next attempt reads can be changed while there is no gang.
     let edits = ["Suspended", "Failed", "Suspending", "Running"].map(|phase| {
         let status = json!({"phase": phase, "attempt": 1, "restarts": 0, "restartsSinceCheckpoint": 0});
         let status = json!({"status": status}).to_string();

@@ -1,7 +1,5 @@
 //! A job that is over: its pods end, and in the end it is deleted.
 
-use std::time::Duration;
-
 use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
 use jiff::SignedDuration;
@@ -34,8 +32,7 @@ pub(super) fn after_the_end(seen: &Observation, status: &ViTTrainingJobStatus) -
         status.completion_time.as_ref().map(|time| time.0),
         seen.now,
     );
-    let node_lost_after = u64::try_from(spec.failure_policy.node_lost_seconds).unwrap_or(0);
-    let force = beyond_reach(seen, Duration::from_secs(node_lost_after));
+    let force = beyond_reach(seen);
     // After the job is deleted, nobody removes pods from a dead node.
     if expires_in == Some(SignedDuration::ZERO) && !seen.is_on_unready_node() {
         return Next::of(seen).act(vec![Write::DeleteJob], RESTING).urgent();

@@ -1,7 +1,5 @@
 //! The end of a gang: its root failure, the release of its GPUs, and the back-off before the next.
 
-use std::time::Duration;
-
 use contract::exit::ExitCode;
 use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
@@ -126,7 +124,8 @@ pub(super) fn failed_stop(seen: &Observation, status: &ViTTrainingJobStatus) -> 
 }
 
 /// Deleted pods that a dead node's kubelet will not end.
-pub(super) fn beyond_reach(seen: &Observation, node_lost_after: Duration) -> Vec<PodId> {
+pub(super) fn beyond_reach(seen: &Observation) -> Vec<PodId> {
+    let node_lost_after = seen.job.spec.failure_policy.node_lost_after();
     let is_silent = |pod: &&PodView| {
         pod.deletion_timestamp.is_some() && seen.node_lost_for(pod, node_lost_after).is_some()
     };
@@ -137,13 +136,13 @@ pub(super) fn beyond_reach(seen: &Observation, node_lost_after: Duration) -> Vec
 /// Deletes the pods of any gang, and waits until all GPUs are free; `None` once they are. Ended pods
 /// hold no GPU. Pods on a missing or long unready node are not waited for: it gets no new pods. Nor
 /// are overdue pods: their GPUs count as used.
-pub(super) fn drain(seen: &Observation, node_lost_after: Duration) -> Option<Step> {
+pub(super) fn drain(seen: &Observation) -> Option<Step> {
     let kept = kept(seen);
     let goes = |pod: &&PodView| pod.deletion_timestamp.is_none() && !kept.contains(&pod.name.as_str());
     let mut pods: Vec<PodId> = seen.pods.iter().filter(goes).map(PodView::id).collect();
     pods.sort_unstable();
     let holding = seen.pods.iter().any(|pod| seen.holds_gpus(pod));
-    let force = beyond_reach(seen, node_lost_after);
+    let force = beyond_reach(seen);
     if pods.is_empty() && !holding && force.is_empty() {
         return None;
     }
