@@ -26,8 +26,11 @@ pub(crate) fn gang_waits_with_counted_reasons_and_starts_by_itself(context: &Con
         "large",
         json!({"workers": {"nodes": 4, "gpusPerNode": 2}, "training": {"epochs": 2, "microBatchSize": 8}}),
     )?;
+    // Nodes of a new cluster keep their taint for a moment after they are ready.
     let status = namespace.wait("large", "waits and says why", |status| {
-        status.phase == Some(Phase::Pending) && message(status, "Placed").starts_with("False NoFittingGroup")
+        let told = message(status, "Placed");
+        let is_settled = told.starts_with("False NoFittingGroup") && !told.contains("taint");
+        status.phase == Some(Phase::Pending) && is_settled
     })?;
     let told = message(&status, "Placed");
     check_contains(
