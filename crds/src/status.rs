@@ -115,6 +115,12 @@ impl ViTTrainingJobStatus {
             .is_some_and(|failed| failed.status == "True" && failed.reason == reasons::INVALID_SPEC)
     }
 
+    /// Whether the job pauses before its next try to start, and gets no GPUs meanwhile.
+    pub fn is_paused(&self) -> bool {
+        let is_pause = |placed: &&Condition| placed.reason == reasons::QUOTA_EXCEEDED;
+        self.phase == Some(Phase::Pending) && self.condition(types::PLACED).filter(is_pause).is_some()
+    }
+
     /// How the latest attempt failed, if it did.
     pub fn failure_of_attempt(&self) -> Option<&FailureStatus> {
         self.last_failure

@@ -142,6 +142,14 @@ impl Error {
             && self.response().is_some_and(is_denied)
     }
 
+    /// Whether a ResourceQuota refused the object.
+    pub(crate) fn is_over_quota(&self) -> bool {
+        let is_quota = |status: &kube::core::Status| status.message.contains("exceeded quota: ");
+        matches!(self, Self::Api { verb: "create", .. })
+            && self.code() == Some(403)
+            && self.response().is_some_and(is_quota)
+    }
+
     /// Time until the next try, by the consecutive failures before this one.
     pub(crate) fn back_off(&self, failures: u32) -> Duration {
         if self.is_conflict() {
@@ -182,7 +190,7 @@ fn words(error: &kube::Error) -> String {
 }
 
 /// How Pod Security, webhooks and admission policies deny an object. Other "forbidden" errors may
-/// pass: a quota, a service account that does not exist yet, missing permissions of the operator.
+/// pass: a service account that does not exist yet, missing permissions of the operator.
 const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
 
 /// Until the cache usually shows the last write; doubled by further conflicts ...

@@ -64,6 +64,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
         Some(Phase::Pending) => match reason {
             Some(reasons::IN_QUEUE) => "waits for quota".into(),
             Some(reasons::ADMITTED) => "has quota, waits for GPUs".into(),
+            Some(reasons::QUOTA_EXCEEDED) => paint.warning("over the namespace's quota"),
             Some(reasons::NO_PRIORITY_CLASS) => paint.bad("no such PriorityClass"),
             _ => "waits for GPUs".into(),
         },

@@ -12,12 +12,10 @@ use crate::state::State;
 /// Size at which a log is rotated, in megabytes. A run of all tests fills only part of one.
 const LOG_MEGABYTES: u32 = 512;
 /// Reasons of a 403 by an admission plugin that are not about rights: a namespace is being deleted,
-/// the server does not know all custom resources yet, or a quota is used up or not calculated yet.
-const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
+/// or the server does not know all custom resources yet.
+const NOT_FOR_WANT_OF_A_RIGHT: [&str; 2] = [
     "because it is being terminated",
     "because cannot find RESTMapping",
-    "exceeded quota: ",
-    "status unknown for quota: ",
 ];
 
 /// Writes the policy that logs requests of these users without their bodies, and returns the API
@@ -157,9 +155,6 @@ mod tests {
         assert_eq!(decision(status(403, terminating), "allow"), Decision::Allowed);
         let unknown = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion a.b/v1 Kind A";
         assert_eq!(decision(status(403, unknown), "allow"), Decision::Allowed);
-        let used_up =
-            r#"pods "a" is forbidden: exceeded quota: one, requested: pods=1, used: pods=1, limited: pods=1"#;
-        assert_eq!(decision(status(403, used_up), "allow"), Decision::Allowed);
         assert_eq!(decision(status(409, "exists"), "allow"), Decision::Allowed);
     }
 }

@@ -231,6 +231,7 @@ fn waiting(layout: Layout) -> Layout {
         (reasons::IN_QUEUE, "blue"),
         (reasons::ADMITTED, "light-blue"),
         (reasons::NO_PRIORITY_CLASS, "red"),
+        (reasons::QUOTA_EXCEEDED, "orange"),
         (operator::REASON_UNDECIDED, "text"),
     ];
     let longest = Expr::from(Series::of(operator::JOB_WAITING_SECONDS))

@@ -13,9 +13,10 @@ use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_
 use super::gpu_counts::{GpuCounts, GpuState};
 
 /// Reasons of `Placed` for which a job waits.
-const WAITING_REASONS: [&str; 4] = [
+const WAITING_REASONS: [&str; 5] = [
     reasons::NO_FITTING_GROUP,
     reasons::NO_PRIORITY_CLASS,
+    reasons::QUOTA_EXCEEDED,
     reasons::IN_QUEUE,
     reasons::ADMITTED,
 ];
@@ -186,6 +187,7 @@ mod tests {
             vit_operator_waiting_jobs{reason="InQueue"} 0
             vit_operator_waiting_jobs{reason="NoFittingGroup"} 0
             vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
+            vit_operator_waiting_jobs{reason="QuotaExceeded"} 0
             vit_operator_waiting_jobs{reason="Undecided"} 0
         "#]].assert_eq(&shown(&[runs.clone()], &gpus));
         // Only a job that runs has stragglers.
@@ -213,6 +215,7 @@ mod tests {
             vit_operator_waiting_jobs{reason="InQueue"} 0
             vit_operator_waiting_jobs{reason="NoFittingGroup"} 1
             vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
+            vit_operator_waiting_jobs{reason="QuotaExceeded"} 0
             vit_operator_waiting_jobs{reason="Undecided"} 2"#]]
         .assert_eq(&lines.join("\n"));
     }

@@ -1,5 +1,7 @@
 //! Whether and when a failed attempt is followed by another.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use contract::FailureClass;
 use jiff::SignedDuration;
 
@@ -39,6 +41,14 @@ pub(crate) fn verdict(
 pub(crate) fn back_off(failures_since_checkpoint: i32) -> SignedDuration {
     let before = u32::try_from(failures_since_checkpoint - 1).unwrap_or(0);
     SignedDuration::try_from(error::back_off(before)).unwrap_or(SignedDuration::MAX)
+}
+
+/// Time between a pod refused by a ResourceQuota and the next try. It varies, so that two jobs that each
+/// got half of a quota do not meet forever.
+pub(crate) fn pause_over_quota(uid: &str, attempt: i32) -> SignedDuration {
+    let mut hasher = DefaultHasher::new();
+    (uid, attempt).hash(&mut hasher);
+    SignedDuration::from_secs(60 + (hasher.finish() % 30).cast_signed())
 }
 
 /// How long an attempt whose only known failure is an echo keeps its pods, so that the record of

@@ -48,7 +48,7 @@ use crate::policy::{deadline, strategy, waiting};
 use follow::{follow, verdict_on};
 use over::after_the_end;
 use queue::queue;
-use stopping::{backing_off, drain, failed_stop, settle};
+use stopping::{backing_off, drain, failed_stop, pausing, settle};
 
 /// Decides. `place` finds and promises GPUs for an attempt, unless `seen` is outdated; `growth` returns
 /// the nodes to which an elastic gang could grow.
@@ -103,6 +103,7 @@ pub(crate) fn decide(
     let place_now = || {
         drain(seen)
             .or_else(|| queue(seen, &status, valid, admission))
+            .or_else(|| pausing(seen, &status))
             .unwrap_or_else(|| {
                 let attempt = seen.newest_attempt().saturating_add(1);
                 match place(attempt) {
@@ -165,6 +166,14 @@ fn outlive(seen: &Observation, status: &ViTTrainingJobStatus, phase: Phase, why:
 fn suspended(seen: &Observation) -> Step {
     let next = Next::of(seen).suspended();
     next.act(without_workload(seen), IN_MOTION).urgent()
+}
+
+/// Gives up a gang of which a ResourceQuota refused a pod: its other pods would hold GPUs in vain.
+pub(super) fn over_quota(seen: &Observation, error: &Error) -> Step {
+    Next::of(seen)
+        .over_quota(&error.to_string())
+        .record(IN_MOTION)
+        .urgent()
 }
 
 fn refuse(seen: &Observation, why: &str) -> Step {

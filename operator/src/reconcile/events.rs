@@ -37,9 +37,10 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
                 (EventType::Normal, "Place")
             }
             _ if known => continue,
-            (types::PLACED, reasons::NO_FITTING_GROUP | reasons::NO_PRIORITY_CLASS) => {
-                (EventType::Warning, "Place")
-            }
+            (
+                types::PLACED,
+                reasons::NO_FITTING_GROUP | reasons::NO_PRIORITY_CLASS | reasons::QUOTA_EXCEEDED,
+            ) => (EventType::Warning, "Place"),
             (types::PLACED, reasons::IN_QUEUE) => (EventType::Normal, "Queue"),
             (types::PLACED, reasons::ADMITTED) => (EventType::Normal, "Admit"),
             (types::RUNNING, reasons::EVICTED) => (EventType::Warning, "Evict"),

@@ -237,6 +237,18 @@ impl<'a> Next<'a> {
         }
     }
 
+    /// A ResourceQuota refused a pod of the gang.
+    pub(super) fn over_quota(mut self, words: &str) -> Self {
+        self.status.start_time = None;
+        let none = PlacementStatus::default();
+        self.unplaced(
+            none,
+            reasons::QUOTA_EXCEEDED,
+            words,
+            "waits for quota of its namespace",
+        )
+    }
+
     /// Kueue has granted no quota.
     pub(super) fn in_queue(mut self, queue: &str, state: &AdmissionState) -> Self {
         self.status.admission = None;

@@ -99,11 +99,14 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     let deletes_job = writes.contains(&Write::DeleteJob);
     let client = context.client_for(step.is_urgent);
     let mut applied = apply::apply(context, client, &seen.job, writes).await;
-    if let (Err(error), Some(pod)) = (&applied, &step.blames)
-        && error.is_final()
-    {
-        warn!(%error, "the API server rejects the gang; retrying cannot help");
-        (step, applied) = (decide::end_of_refused(&seen, pod, error), Ok(Applied::All));
+    if let (Err(error), Some(pod)) = (&applied, &step.blames) {
+        if error.is_final() {
+            warn!(%error, "the API server rejects the gang; retrying cannot help");
+            (step, applied) = (decide::end_of_refused(&seen, pod, error), Ok(Applied::All));
+        } else if error.is_over_quota() {
+            info!(%error, "a ResourceQuota refuses the gang, which waits without GPUs");
+            (step, applied) = (decide::over_quota(&seen, error), Ok(Applied::All));
+        }
     }
     if deletes_job && applied.is_ok() {
         return Ok(Action::await_change());

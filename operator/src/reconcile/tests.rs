@@ -69,7 +69,9 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<Value>>, server: Roun
             }
             (&Method::POST, [.., resource]) => {
                 let object = format!("{resource} {}", text(&body["metadata"]["name"]));
-                let denied = server.denied.filter(|(denied, ..)| denied == resource);
+                let denied = server
+                    .denied
+                    .filter(|(denied, ..)| denied == resource || *denied == object);
                 if let Some((_, code, message)) = denied {
                     let mut answer = failure(code, "Denied");
                     answer["message"] = message.into();
@@ -77,7 +79,12 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<Value>>, server: Roun
                 } else if server.foreign.contains(resource) || server.of_last_job.contains(resource) {
                     (409, failure(409, "AlreadyExists"), object)
                 } else {
-                    (201, body.clone(), object)
+                    let mut created = body.clone();
+                    if *resource == "pods" {
+                        created["metadata"]["uid"] = uid_of(text(&body["metadata"]["name"])).into();
+                        created["metadata"]["resourceVersion"] = "200".into();
+                    }
+                    (201, created, object)
                 }
             }
             (&Method::GET, [.., "pods"]) => {
@@ -184,7 +191,7 @@ struct Rounds {
     of_last_job: &'static [&'static str],
     /// Names whose deletion fails.
     undeletable: &'static [&'static str],
-    /// A resource whose objects it rejects, with this code and message.
+    /// A resource, or one object of it, that it rejects, with this code and message.
     denied: Option<(&'static str, u16, &'static str)>,
     /// Existing pods of the job that no watch has reported.
     unseen: &'static [&'static str],

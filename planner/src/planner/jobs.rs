@@ -27,6 +27,8 @@ pub(super) struct Job {
     order: Order,
     /// `None` if it does not wait, or is invalid.
     waiter: Option<Arc<Waiter>>,
+    /// Whether it pauses before its next try, so that no pass may hold nodes for it.
+    pub(super) is_paused: bool,
     /// Its gang in its status.
     pub(super) recorded: Option<Promise>,
     /// The larger sizes of a running elastic gang.
@@ -49,6 +51,7 @@ impl Job {
                 job: format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any()).into(),
             },
             waiter: None,
+            is_paused: status.is_paused(),
             recorded: None,
             growth: None,
         };
@@ -99,9 +102,10 @@ impl Job {
         self.growth = None;
     }
 
-    /// The job in the queue; `None` if it does not wait, is invalid, or its PriorityClass does not exist.
+    /// The job in the queue; `None` if it does not wait, pauses, is invalid, or its PriorityClass does not
+    /// exist.
     pub(super) fn waiter(&self) -> Option<&Arc<Waiter>> {
-        self.waiter.as_ref().filter(|_| self.has_class)
+        self.waiter.as_ref().filter(|_| self.has_class && !self.is_paused)
     }
 
     /// Whether its new gang has fewer nodes than the previous one, whose nodes the pass held.

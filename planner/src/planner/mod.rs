@@ -166,7 +166,8 @@ impl Planner {
     }
 
     /// Decides about a job of this version, and promises its nodes to this attempt. `None` if the
-    /// job has changed, or may get what it was promised before: it has to request again.
+    /// job has changed, or may get what it was promised before: it has to request again. A request ends the
+    /// pause of a job.
     pub fn place(
         &mut self,
         uid: &str,
@@ -175,7 +176,10 @@ impl Planner {
         now: Timestamp,
     ) -> Option<Decision> {
         let is_current = |job: &&Job| job.version.as_deref() == version && !self.open.contains_key(uid);
-        let job = self.jobs.get(uid).filter(is_current)?;
+        if self.jobs.get(uid).filter(is_current)?.is_paused {
+            self.resume(uid);
+        }
+        let job = self.jobs.get(uid)?;
         if let Some(class) = job.missing_class() {
             return Some(Decision::Waits(Waiting::NoPriorityClass(class.into())));
         }
@@ -202,6 +206,15 @@ impl Planner {
                 Decision::Placed(placement)
             }
         })
+    }
+
+    /// Puts a job into the queue, and ends its pause.
+    fn resume(&mut self, uid: &str) {
+        if let Some(mut job) = self.jobs.remove(uid) {
+            job.is_paused = false;
+            self.join(uid, &job);
+            self.jobs.insert(uid.into(), job);
+        }
     }
 
     /// The number of nodes to which a running elastic gang could grow; its nodes count as free.
@@ -235,10 +248,7 @@ impl Planner {
         }
         self.open.remove(uid);
         let is_released = self.promise(uid);
-        if let Some(job) = self.jobs.remove(uid) {
-            self.join(uid, &job);
-            self.jobs.insert(uid.into(), job);
-        }
+        self.resume(uid);
         is_released
     }
 

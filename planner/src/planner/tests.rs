@@ -1,5 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crds::conditions::{reasons, types};
 use crds::spec::Homogeneity;
 use crds::status::SlowNodeStatus;
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
@@ -245,6 +246,25 @@ fn a_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
         planner.send(&[&older, &job("younger", 2, 2)]);
         assert_eq!(planner.nodes_for("younger"), nodes);
     }
+}
+
+#[test]
+fn a_job_that_pauses_holds_nothing_until_it_asks_again() {
+    let mut planner = planner(&["a", "b"]);
+    let starting = on_nodes(job("first", 2, 0), Phase::Starting, 1, &["a", "b"]);
+    let mut pauses = in_phase(job("first", 2, 0), Phase::Pending, 1);
+    let placed = fixtures::condition(types::PLACED, false, reasons::QUOTA_EXCEEDED);
+    status(&mut pauses).conditions = vec![placed];
+    planner.send(&[&starting, &job("second", 1, 10)]);
+    assert_eq!(planner.nodes_for("second"), "");
+    assert!(planner.follow_jobs(&event(&pauses)), "its nodes are free");
+    assert_eq!(planner.nodes_for("second"), "a");
+    // Not before the younger one, and before those that come later.
+    planner.send(&[&job("third", 1, 20)]);
+    assert_eq!(planner.nodes_for("first"), "");
+    assert_eq!(planner.nodes_for("third"), "b");
+    planner.send(&[&pauses, &job("second", 1, 10), &job("third", 1, 20)]);
+    assert_eq!(planner.nodes_for("first"), "a b");
 }
 
 fn of_class(mut job: ViTTrainingJob, class: &str) -> ViTTrainingJob {

@@ -55,6 +55,13 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
                 Words("or delete the job and create it with a class that exists"),
             ],
         ),
+        reasons::QUOTA_EXCEEDED => (
+            "A ResourceQuota of its namespace refused a pod. It holds no GPUs and tries again about once a minute.",
+            vec![
+                Kubectl("compare the quota with its use", "describe resourcequota"),
+                Words("raise the quota, or end other jobs of the namespace: the job then starts"),
+            ],
+        ),
         reasons::IN_QUEUE => (
             "It waits for quota in its Kueue queue.",
             vec![Kubectl(
@@ -357,6 +364,7 @@ mod tests {
         for reason in [
             reasons::NO_FITTING_GROUP,
             reasons::NO_PRIORITY_CLASS,
+            reasons::QUOTA_EXCEEDED,
             reasons::IN_QUEUE,
             reasons::PODS_STARTING,
             reasons::SUSPENDED,

@@ -237,6 +237,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         ),
         trial("operator_runs_a_job".into(), operator::runs_a_job, 0),
         trial(
+            "operator_waits_without_pods_for_a_quota".into(),
+            operator::waits_without_pods_for_a_quota,
+            0,
+        ),
+        trial(
             "operator_divides_more_after_a_rank_ran_out_of_memory".into(),
             operator::divides_more_after_a_rank_ran_out_of_memory,
             0,

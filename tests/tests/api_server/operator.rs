@@ -131,6 +131,43 @@ pub(crate) fn divides_more_after_a_rank_ran_out_of_memory(cluster: &Cluster, _: 
     kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
 }
 
+pub(crate) fn waits_without_pods_for_a_quota(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
+    Handle::current().block_on(kwok::add_nodes(&cluster.client(), 2, &GpuProduct::TESLA_T4, 1))?;
+    let operated = Operated(cluster);
+    operated.run(&["create", "quota", "gpus", "--hard=requests.nvidia.com/gpu=1"])?;
+    // It has no effect until a controller has counted pods.
+    operated.wait(
+        r"jsonpath={.status.hard.requests\.nvidia\.com/gpu}=1",
+        &["resourcequota/gpus"],
+    )?;
+    kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], VALID)?;
+    let reason = r#"jsonpath={.status.conditions[?(@.type=="Placed")].reason}=QuotaExceeded"#;
+    operated.wait(reason, &["vtj/digits"])?;
+    operated.wait("delete", &PODS)?;
+    let status = || -> Result<Value> {
+        let job = operated.run(&["get", "vtj/digits", "--output=json"])?;
+        Ok(serde_json::from_str::<Value>(&job)?["status"].take())
+    };
+    let waiting = status()?;
+    ensure!(
+        waiting["phase"] == "Pending" && waiting["restarts"] == 0,
+        "{waiting}"
+    );
+
+    let raised = r#"{"spec": {"hard": {"requests.nvidia.com/gpu": "2"}}}"#;
+    operated.run(&["patch", "resourcequota/gpus", "--type=merge", "--patch", raised])?;
+    // One more try, at the latest after 90 seconds.
+    let pods = ["pod/digits-2-0", "pod/digits-2-1"];
+    for pod in pods {
+        operated.run(&["wait", pod, "--for=create", "--timeout=120s"])?;
+    }
+    operated.run(&["delete", "resourcequota/gpus"])?;
+    operated.run(&["delete", "vtj/digits"])?;
+    operated.wait("delete", &pods)?;
+    kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
+}
+
 /// The CRD, and the schema of a job's status in it.
 const CRD: &str = "crd/vittrainingjobs.vit-operator.dev";
 const STATUS_SCHEMA: &str = "/spec/versions/0/schema/openAPIV3Schema/properties/status";

@@ -1,7 +1,7 @@
 //! Faults of configuration, data, processes, nodes, and the operator itself.
 
 use anyhow::{Context as _, Result, ensure};
-use crds::{Phase, ViTTrainingJobStatus};
+use crds::{Phase, ViTTrainingJobStatus, labels};
 use kube::ResourceExt as _;
 use rustix::process::Signal;
 use serde_json::json;
@@ -306,30 +306,33 @@ pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
     context: &Context<'_>,
 ) -> Result<()> {
     let namespace = context.namespace("between")?;
-    let quota = json!({
-        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
+    // A webhook that nobody serves interrupts the creation.
+    let webhook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "between"},
+        "webhooks": [{
+            "name": "between.example.com", "failurePolicy": "Fail", "sideEffects": "None", "timeoutSeconds": 1,
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {"service": {"namespace": namespace.name, "name": "nobody"}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}},
+            "objectSelector": {"matchLabels": {labels::NODE_RANK: "1"}},
+        }],
     });
-    namespace.apply_all(&[quota])?;
-    // The quota has no effect until a controller has counted pods.
-    namespace.kubectl([
-        "wait",
-        "resourcequota/one",
-        "--for=jsonpath={.status.hard.pods}=1",
-        "--timeout=60s",
-    ])?;
+    namespace.apply_all(&[webhook])?;
     namespace.create("digits", json!({"training": {"epochs": 4}}))?;
-    namespace.wait_message("digits", "exceeded quota: one")?;
-    ensure!(namespace.pods()?.len() == 1, "the quota allows one pod");
+    namespace.wait_message("digits", "failed calling webhook")?;
+    ensure!(namespace.pods()?.len() == 1, "the webhook refuses one pod");
     let before = context.leader()?;
     context.kill_leader()?;
-    namespace.kubectl(["delete", "resourcequota", "one"])?;
+    namespace.kubectl(["delete", "validatingwebhookconfiguration", "between"])?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     let after = context.leader()?;
     ensure!(before != after, "{before} still leads");
     check_attempts(&status, 1, 0)?;
     ensure!(
         status.condition("Reconciled").is_none(),
-        "the condition remains after the quota is deleted: {:?}",
+        "the condition remains after the webhook is deleted: {:?}",
         status.conditions
     );
     namespace.check_steps("digits")?;

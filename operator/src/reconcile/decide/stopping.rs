@@ -2,17 +2,19 @@
 
 use contract::exit::ExitCode;
 use crds::Phase;
+use crds::conditions::types;
 use crds::status::ViTTrainingJobStatus;
 use jiff::SignedDuration;
+use kube::ResourceExt as _;
 
 use super::super::next::Next;
 use super::super::pace::IN_MOTION;
 use super::super::step::{Step, Write};
-use super::{end, std_duration};
+use super::{end, std_duration, wait};
 use crate::build::workload;
 use crate::policy::failure::{Failure, failure_of, is_echo, root_cause};
 use crate::policy::gang::{PodId, PodState, PodView, Trainer};
-use crate::policy::restart::{SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off};
+use crate::policy::restart::{SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off, pause_over_quota};
 use crate::reconcile::observation::Observation;
 
 /// How long a pod may take to end after its trainer.
@@ -187,4 +189,15 @@ pub(super) fn backing_off(seen: &Observation, status: &ViTTrainingJobStatus) -> 
     let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(seen.now);
     left.is_positive()
         .then(|| Next::of(seen).record(std_duration(left)))
+}
+
+/// The pause of a job that is not planned before its next try.
+pub(super) fn pausing(seen: &Observation, status: &ViTTrainingJobStatus) -> Option<Step> {
+    let placed = status.condition(types::PLACED).filter(|_| status.is_paused())?;
+    let uid = seen.job.uid().unwrap_or_default();
+    let until = placed.last_transition_time.0 + pause_over_quota(&uid, status.attempt);
+    let left = std_duration(until.duration_since(seen.now));
+    let step = wait(seen, Next::of(seen), vec![]);
+    let look_again = step.look_again.min(left);
+    (!left.is_zero()).then_some(Step { look_again, ..step })
 }

@@ -153,10 +153,6 @@ async fn what_may_be_taken_later_is_tried_again() {
     for (code, message) in [
         (
             403,
-            r#"pods "digits-1-0" is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8"#,
-        ),
-        (
-            403,
             r#"pods "digits-1-0" is forbidden: status unknown for quota: gpus"#,
         ),
         (
@@ -251,6 +247,32 @@ async fn that_a_server_is_busy_is_reported_once_it_is_busy_for_long() {
         let expected = [nothing.clone(), nothing.clone(), reported.into()];
         assert_eq!(reports_of_refusals(code, usize::MAX).await, expected, "{code}");
     }
+}
+
+#[tokio::test]
+async fn a_gang_over_quota_waits_without_pods_at_no_cost() {
+    let message =
+        r#"pods "digits-1-1" is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8"#;
+    let rounds = Rounds {
+        denied: Some(("pods digits-1-1", 403, message)),
+        ..Rounds::fresh()
+    };
+    let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 3).await;
+    let created = |call: &String| call == "POST pods digits-1-1";
+    let since = calls.iter().position(created).expect("a pod");
+    let expected = ["PATCH status Pending", "DELETE pods digits-1-0"];
+    assert_eq!(calls[since + 1..since + 3], expected, "{calls:?}");
+    assert_eq!(result.expect("reconciled"), Action::requeue(IN_MOTION));
+    let status = job.status.expect("a status");
+    let placed = status.condition(conditions::types::PLACED).expect("a condition");
+    assert_eq!(placed.reason, conditions::reasons::QUOTA_EXCEEDED);
+    assert_eq!(
+        placed.message,
+        format!("failed to create Pod digits-1-1: {message}")
+    );
+    assert_eq!(status.condition(conditions::types::RECONCILED), None);
+    assert_eq!((status.restarts, status.last_failure), (0, None));
+    assert_eq!((status.failed_nodes, status.start_time), (vec![], None));
 }
 
 /// A running gang with only one pod in the caches.

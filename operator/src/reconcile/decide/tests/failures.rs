@@ -12,10 +12,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::super::super::status;
+use super::super::over_quota;
 use super::world::{World, ended, saved_at};
 use crate::error::Error;
-use crate::fixtures::{assert_contains, at, pod};
+use crate::fixtures::{self, assert_contains, at, pod};
 use crate::policy::gang::{PodState, PodView, Trainer};
+use crate::policy::restart::pause_over_quota;
 use crate::policy::stall::{SilentAgent, StallSigns};
 
 /// Invariant G5.
@@ -486,6 +488,34 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
     "#]]);
+}
+
+#[test]
+fn a_gang_over_quota_is_tried_again_after_a_minute() {
+    let mut world = World::in_phase(Phase::Starting, |_| ());
+    world.on("a quota refuses the second pod", |seen| {
+        seen.pods.pop();
+        let refused = kube::core::Status::failure("exceeded quota: gpus", "Forbidden").with_code(403);
+        let error = Error::api("create", "Pod", "digits-1-1")(kube::Error::Api(Box::new(refused)));
+        let status = over_quota(seen, &error).status;
+        Arc::make_mut(&mut seen.job).status = Some(*status);
+    });
+    world.go();
+    let pause = pause_over_quota(fixtures::UID, 1).as_secs();
+    assert!((60..90).contains(&pause), "{pause}");
+    // Another try has another pause.
+    assert_ne!(pause_over_quota(fixtures::UID, 2).as_secs(), pause);
+    world.pass(pause - 1).pass(1);
+    world.story_is(expect![[r#"
+        a quota refuses the second pod; again in 5s
+        ! delete digits-1-0
+        deleted pods are gone; again in 30s
+        63 s pass; again in 1s
+        1 s pass; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+    "#]]);
+    assert_eq!(world.condition(types::PLACED).0, "GangFits");
 }
 
 /// Invariant G11.
