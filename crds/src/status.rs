@@ -37,10 +37,18 @@ pub struct ViTTrainingJobStatus {
     /// restarts is how many times the gang was replaced after a failure, over the whole job.
     #[schemars(range(min = 0))]
     pub restarts: i32,
-    /// restartsSinceCheckpoint counts restarts since the last new checkpoint;
+    /// restartsSinceCheckpoint counts restarts since the last new checkpoint, without failed starts;
     /// failurePolicy.maxRestarts limits it.
     #[schemars(range(min = 0))]
     pub restarts_since_checkpoint: i32,
+    /// failedStarts counts attempts that failed as StartFailed since the gang last ran. They do not count in
+    /// restartsSinceCheckpoint, and failurePolicy.maxRestarts limits them only after half an hour.
+    #[schemars(range(min = 0))]
+    #[serde(default)]
+    pub failed_starts: i32,
+    /// startFailedSince is when the first of them failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_failed_since: Option<Time>,
     /// selector matches the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
@@ -117,8 +125,9 @@ impl ViTTrainingJobStatus {
 
     /// Whether the job pauses before its next try to start, and gets no GPUs meanwhile.
     pub fn is_paused(&self) -> bool {
-        let is_pause = |placed: &&Condition| placed.reason == reasons::QUOTA_EXCEEDED;
-        self.phase == Some(Phase::Pending) && self.condition(types::PLACED).filter(is_pause).is_some()
+        let is_pause =
+            |placed: &Condition| [reasons::QUOTA_EXCEEDED, reasons::START_FAILING].contains(&&*placed.reason);
+        self.phase == Some(Phase::Pending) && self.condition(types::PLACED).is_some_and(is_pause)
     }
 
     /// How the latest attempt failed, if it did.

@@ -65,6 +65,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
             Some(reasons::IN_QUEUE) => "waits for quota".into(),
             Some(reasons::ADMITTED) => "has quota, waits for GPUs".into(),
             Some(reasons::QUOTA_EXCEEDED) => paint.warning("over the namespace's quota"),
+            Some(reasons::START_FAILING) => paint.warning("its starts fail"),
             Some(reasons::NO_PRIORITY_CLASS) => paint.bad("no such PriorityClass"),
             _ => "waits for GPUs".into(),
         },

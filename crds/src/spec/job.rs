@@ -235,7 +235,8 @@ impl Default for Scheduling {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailurePolicy {
     /// maxRestarts is how many times the gang is restarted without a new checkpoint, which resets
-    /// the count. Failures that would only repeat (wrong configuration, bad data, out of memory, a
+    /// the count. Failed starts are counted apart and retried for at least half an hour, unless it is 0.
+    /// Failures that would only repeat (wrong configuration, bad data, out of memory, a
     /// non-finite loss) are not retried. Exception: out of memory with parallelism.strategy Auto,
     /// while a strategy needs less.
     #[schemars(range(min = 0, max = 1000))]

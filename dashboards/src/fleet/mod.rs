@@ -232,6 +232,7 @@ fn waiting(layout: Layout) -> Layout {
         (reasons::ADMITTED, "light-blue"),
         (reasons::NO_PRIORITY_CLASS, "red"),
         (reasons::QUOTA_EXCEEDED, "orange"),
+        (reasons::START_FAILING, "purple"),
         (operator::REASON_UNDECIDED, "text"),
     ];
     let longest = Expr::from(Series::of(operator::JOB_WAITING_SECONDS))

@@ -13,10 +13,11 @@ use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_
 use super::gpu_counts::{GpuCounts, GpuState};
 
 /// Reasons of `Placed` for which a job waits.
-const WAITING_REASONS: [&str; 5] = [
+const WAITING_REASONS: [&str; 6] = [
     reasons::NO_FITTING_GROUP,
     reasons::NO_PRIORITY_CLASS,
     reasons::QUOTA_EXCEEDED,
+    reasons::START_FAILING,
     reasons::IN_QUEUE,
     reasons::ADMITTED,
 ];
@@ -188,6 +189,7 @@ mod tests {
             vit_operator_waiting_jobs{reason="NoFittingGroup"} 0
             vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
             vit_operator_waiting_jobs{reason="QuotaExceeded"} 0
+            vit_operator_waiting_jobs{reason="StartFailing"} 0
             vit_operator_waiting_jobs{reason="Undecided"} 0
         "#]].assert_eq(&shown(&[runs.clone()], &gpus));
         // Only a job that runs has stragglers.
@@ -216,6 +218,7 @@ mod tests {
             vit_operator_waiting_jobs{reason="NoFittingGroup"} 1
             vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0
             vit_operator_waiting_jobs{reason="QuotaExceeded"} 0
+            vit_operator_waiting_jobs{reason="StartFailing"} 0
             vit_operator_waiting_jobs{reason="Undecided"} 2"#]]
         .assert_eq(&lines.join("\n"));
     }

@@ -6,7 +6,7 @@ use crds::status::{FailedNodeStatus, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::failure::Failure;
+use super::failure::{Blame, Failure};
 use super::restart::Verdict;
 
 /// How long a node's last failure is remembered, so that a job does not run out of nodes.
@@ -15,34 +15,6 @@ const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
 const FAILURES: i32 = 2;
 /// Most nodes to remember, the latest ones, to keep the status small.
 const MOST_NODES: usize = 16;
-
-/// When a failure blames its node.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Blame {
-    /// The node's hardware is at fault.
-    AtOnce,
-    /// The node may be at fault if it fails again.
-    WhenRepeated,
-    /// It would have failed anywhere.
-    Never,
-}
-
-fn blame(class: FailureClass) -> Blame {
-    match class {
-        FailureClass::DeviceFault => Blame::AtOnce,
-        FailureClass::Killed
-        | FailureClass::Crashed
-        | FailureClass::PodLost
-        | FailureClass::StartFailed
-        | FailureClass::Stalled => Blame::WhenRepeated,
-        FailureClass::BadConfig
-        | FailureClass::BadData
-        | FailureClass::PeerLost
-        | FailureClass::OutOfMemory
-        | FailureClass::Diverged
-        | FailureClass::Storage => Blame::Never,
-    }
-}
 
 /// Whether bad data is this node's fault alone: the data is on the nodes' own disks, the job has
 /// trained on it, and this attempt failed before making progress. `progress` is the attempt's.
@@ -92,7 +64,7 @@ pub(crate) fn after(
     let blame = if is_of_the_node {
         Blame::AtOnce
     } else {
-        blame(failure.class)
+        failure.blame
     };
     if blame == Blame::Never {
         return nodes;
@@ -176,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_would_happen_anywhere_is_no_nodes_fault() {
-        let is_never = |class: &FailureClass| blame(*class) == Blame::Never;
+        let is_never = |class: &FailureClass| Blame::of(*class) == Blame::Never;
         for class in FailureClass::ALL.into_iter().filter(is_never) {
             let verdict = verdict(class, false, 1, 5);
             assert_eq!(after(&[], &failure(class, "b"), verdict, at(0)), [], "{class}");
@@ -186,6 +158,11 @@ mod tests {
             ..failure(FailureClass::DeviceFault, "b")
         };
         assert_eq!(after(&[], &nowhere, Verdict::Restart, at(0)), []);
+        let unpulled = Failure {
+            blame: Blame::Never,
+            ..failure(FailureClass::StartFailed, "b")
+        };
+        assert_eq!(after(&[], &unpulled, Verdict::Restart, at(0)), []);
         // But for a node without the data that a job has trained on.
         let known = after(&[], &failure(FailureClass::BadData, "b"), Verdict::Restart, at(0));
         assert_eq!(avoided_at(&known, HOUR - 1), "b");
@@ -251,7 +228,7 @@ mod tests {
                 let mut names: Vec<&str> = known.iter().map(|node| node.node.as_str()).collect();
                 names.dedup();
                 prop_assert_eq!(names.len(), known.len(), "each once");
-                if blame(failure.class) == Blame::AtOnce {
+                if failure.blame == Blame::AtOnce {
                     let name = failure.node.as_deref().expect("a node");
                     prop_assert!(avoided_at(&known, now).split(' ').any(|node| node == name));
                 }

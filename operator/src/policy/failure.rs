@@ -10,6 +10,7 @@ use super::gang::{CannotStart, End, PodView, Trainer};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
+    pub(crate) blame: Blame,
     /// Whether it may only be the echo of another rank's failure.
     pub(crate) is_echo: bool,
     /// The exhausted memory, if known.
@@ -24,11 +25,43 @@ pub(crate) struct Failure {
     pub(crate) finished_at: Option<Timestamp>,
 }
 
+/// When a failure blames its node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Blame {
+    /// The node is at fault, such as its hardware.
+    AtOnce,
+    /// The node may be at fault if it fails again.
+    WhenRepeated,
+    /// It would have failed anywhere.
+    Never,
+}
+
+impl Blame {
+    /// Unless more is known.
+    pub(crate) fn of(class: FailureClass) -> Self {
+        match class {
+            FailureClass::DeviceFault => Self::AtOnce,
+            FailureClass::Killed
+            | FailureClass::Crashed
+            | FailureClass::PodLost
+            | FailureClass::StartFailed
+            | FailureClass::Stalled => Self::WhenRepeated,
+            FailureClass::BadConfig
+            | FailureClass::BadData
+            | FailureClass::PeerLost
+            | FailureClass::OutOfMemory
+            | FailureClass::Diverged
+            | FailureClass::Storage => Self::Never,
+        }
+    }
+}
+
 impl Failure {
     /// The failure of a pod without an ended container.
     pub(crate) fn from_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
             class,
+            blame: Blame::of(class),
             is_echo: is_echo(class, None, pod.trainer),
             memory: None,
             rank: None,
@@ -96,15 +129,15 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
 
 /// Why a pod will not start, with the kubelet's message.
 fn start_failure(pod: &PodView) -> Option<Failure> {
-    let class = match pod.cannot_start? {
-        CannotStart::Misconfigured => FailureClass::BadConfig,
-        CannotStart::Refused => FailureClass::StartFailed,
+    let (class, blame) = match pod.cannot_start? {
+        CannotStart::Misconfigured => (FailureClass::BadConfig, Blame::Never),
+        CannotStart::Absent | CannotStart::Unavailable => (FailureClass::StartFailed, Blame::Never),
+        CannotStart::Refused => (FailureClass::StartFailed, Blame::WhenRepeated),
     };
-    Some(Failure::from_pod(
-        pod,
-        class,
-        pod.stuck.clone().unwrap_or_default(),
-    ))
+    Some(Failure {
+        blame,
+        ..Failure::from_pod(pod, class, pod.stuck.clone().unwrap_or_default())
+    })
 }
 
 /// What the kubelet knows of an end without a trainer's record.
@@ -257,16 +290,17 @@ mod tests {
             ..ended("a", 0, 1)
         };
         assert_eq!(failure_of(&done), None);
-        for (cannot_start, expected) in [
-            (None, ""),
+        let failed = "StartFailed: ImagePullBackOff: not found";
+        for (cannot_start, expected, blame) in [
+            (None, "", None),
             (
                 Some(CannotStart::Misconfigured),
                 "BadConfig: ImagePullBackOff: not found",
+                Some(Blame::Never),
             ),
-            (
-                Some(CannotStart::Refused),
-                "StartFailed: ImagePullBackOff: not found",
-            ),
+            (Some(CannotStart::Absent), failed, Some(Blame::Never)),
+            (Some(CannotStart::Unavailable), failed, Some(Blame::Never)),
+            (Some(CannotStart::Refused), failed, Some(Blame::WhenRepeated)),
         ] {
             let pulling = PodView {
                 stuck: Some("ImagePullBackOff: not found".into()),
@@ -274,6 +308,7 @@ mod tests {
                 ..PodView::default()
             };
             assert_eq!(words(failure_of(&pulling)), expected);
+            assert_eq!(failure_of(&pulling).map(|failure| failure.blame), blame);
         }
     }
 

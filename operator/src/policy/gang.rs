@@ -98,6 +98,10 @@ pub(crate) enum Fetch {
 pub(crate) enum CannotStart {
     /// The pod is misconfigured, such as an invalid image name: another pod would fail, too.
     Misconfigured,
+    /// The manifest names an image, a Secret or a ConfigMap that does not exist, perhaps not yet.
+    Absent,
+    /// An image cannot be pulled now, such as from a registry that is down; no node is at fault.
+    Unavailable,
     /// The kubelet failed repeatedly; another node or a later try may succeed.
     Refused,
 }
@@ -330,13 +334,14 @@ fn failed_other(pod: &Pod) -> Option<String> {
     })
 }
 
-/// Messages of `CreateContainerConfigError` that are the manifest's fault: a missing ConfigMap,
-/// Secret or key, and a user that is not allowed (`pkg/kubelet/kubelet_pods.go`,
-/// `pkg/kubelet/kuberuntime/security_context_others.go`).
-const MISCONFIGURATIONS: [&str; 3] = ["not found", "couldn't find key", "runAsNonRoot"];
+/// Messages of `CreateContainerConfigError` for a missing ConfigMap, Secret or key
+/// (`pkg/kubelet/kubelet_pods.go`).
+const NO_SUCH_OBJECT: [&str; 2] = ["not found", "couldn't find key"];
 
-/// Messages of the container runtime for which a failed pull is the manifest's fault: the image
-/// does not exist, or access is denied.
+/// Its message for a user that is not allowed (`pkg/kubelet/kuberuntime/security_context_others.go`).
+const NO_SUCH_USER: [&str; 1] = ["runAsNonRoot"];
+
+/// Messages of the container runtime if an image does not exist, or access is denied.
 const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
 
 /// Classifies the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A
@@ -351,19 +356,19 @@ fn cannot_start(pod: &Pod) -> Option<CannotStart> {
     let message = waiting.message.as_deref().unwrap_or_default();
     let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
     // What the manifest does not name is never its fault.
-    let misconfigured = match name {
-        FETCH | CONTAINER => CannotStart::Misconfigured,
-        _ => CannotStart::Refused,
+    let (misconfigured, absent) = match name {
+        FETCH | CONTAINER => (CannotStart::Misconfigured, CannotStart::Absent),
+        _ => (CannotStart::Refused, CannotStart::Unavailable),
     };
-    match waiting.reason.as_deref()? {
-        "InvalidImageName" | "ErrImageNeverPull" => Some(misconfigured),
-        "CreateContainerConfigError" => mentions(&MISCONFIGURATIONS).then_some(misconfigured),
-        "ImagePullBackOff" if mentions(&NO_SUCH_IMAGE) => Some(misconfigured),
-        "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
-            Some(CannotStart::Refused)
-        }
-        _ => None,
-    }
+    Some(match waiting.reason.as_deref()? {
+        "InvalidImageName" | "ErrImageNeverPull" => misconfigured,
+        "CreateContainerConfigError" if mentions(&NO_SUCH_USER) => misconfigured,
+        "CreateContainerConfigError" if mentions(&NO_SUCH_OBJECT) => absent,
+        "ImagePullBackOff" if mentions(&NO_SUCH_IMAGE) => absent,
+        "ImagePullBackOff" => CannotStart::Unavailable,
+        "ImageInspectError" | "CreateContainerError" | "RunContainerError" => CannotStart::Refused,
+        _ => return None,
+    })
 }
 
 /// The requests of a rejected pod on its node. A pod that the kubelet did not admit has failed with
@@ -513,7 +518,7 @@ mod tests {
     fn a_pod_is_seen_in_the_words_of_whoever_knows() {
         for case in r#"
 {trainer: {waiting: {reason: ContainerCreating}}} ->
-{trainer: {waiting: {reason: ImagePullBackOff}}} -> stuck: ImagePullBackOff; Refused
+{trainer: {waiting: {reason: ImagePullBackOff}}} -> stuck: ImagePullBackOff; Unavailable
 {phase: Failed, trainer: {terminated: {exitCode: 3, message: FAILURE}}} -> BadData Some("no answer") "" None
 {phase: Failed, trainer: {terminated: {exitCode: 3, message: "exec: no such file"}}} -> BadData None "exec: no such file" None
 {phase: Failed, trainer: {terminated: {exitCode: 3, message: "  "}}} -> BadData None "" None
@@ -531,7 +536,7 @@ mod tests {
 {vit-agent: {waiting: {reason: ErrImageNeverPull, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull: absent; Refused
 {phase: Failed, gpu-check: {terminated: {exitCode: 3, message: bad GPU}}, trainer: {waiting: {reason: PodInitializing}}} -> init container gpu-check exited with code 3: bad GPU
 {phase: Running, gpu-check: {terminated: {exitCode: 0}}, mesh: {terminated: {exitCode: 1}}, trainer: {running: {}}} -> container mesh exited with code 1
-{gpu-check: {waiting: {reason: ImagePullBackOff, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: ImagePullBackOff: absent; Refused
+{gpu-check: {waiting: {reason: ImagePullBackOff, message: absent}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: ImagePullBackOff: absent; Unavailable
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: CrashLoopBackOff
 {mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
@@ -559,12 +564,12 @@ mod tests {
     fn an_error_is_the_manifest_s_fault_only_if_the_kubelet_or_the_runtime_says_so() {
         for case in r#"
 ErrImagePull: code = NotFound -> None
-ImagePullBackOff: rpc error: code = Unknown desc = dial tcp 10.0.0.1:443: connect: connection refused -> Some(Refused)
-ImagePullBackOff: rpc error: code = NotFound desc = failed to resolve reference "ghcr.io/a/b:1" -> Some(Misconfigured)
-ImagePullBackOff: rpc error: code = Unknown desc = pull access denied, repository does not exist -> Some(Misconfigured)
+ImagePullBackOff: rpc error: code = Unknown desc = dial tcp 10.0.0.1:443: connect: connection refused -> Some(Unavailable)
+ImagePullBackOff: rpc error: code = NotFound desc = failed to resolve reference "ghcr.io/a/b:1" -> Some(Absent)
+ImagePullBackOff: rpc error: code = Unknown desc = pull access denied, repository does not exist -> Some(Absent)
 ErrImageNeverPull: absent -> Some(Misconfigured)
-CreateContainerConfigError: secret "token" not found -> Some(Misconfigured)
-CreateContainerConfigError: couldn't find key a in ConfigMap research/settings -> Some(Misconfigured)
+CreateContainerConfigError: secret "token" not found -> Some(Absent)
+CreateContainerConfigError: couldn't find key a in ConfigMap research/settings -> Some(Absent)
 CreateContainerConfigError: container has runAsNonRoot and image will run as root -> Some(Misconfigured)
 CreateContainerConfigError: failed to sync configmap cache: timed out waiting for the condition -> None
 "#

@@ -10,7 +10,27 @@ use planner::policy::node_fit::refusal;
 use planner::policy::request::Shape;
 
 use super::failure::Failure;
-use super::gang::{Fetch, PodState, PodView};
+use super::gang::{CannotStart, Fetch, PodState, PodView};
+
+/// How long the first attempt waits for what the manifest names and does not exist.
+const PROBATION: SignedDuration = SignedDuration::from_mins(2);
+
+/// Why a pod cannot start, by what the job has shown before: what does not exist may appear, and is the
+/// manifest's fault only if it has not in the time of the first attempt.
+pub(crate) fn judged(
+    why: CannotStart,
+    job: &ViTTrainingJob,
+    status: &ViTTrainingJobStatus,
+    now: Timestamp,
+) -> Option<CannotStart> {
+    if why != CannotStart::Absent || status.attempt > 1 {
+        return Some(why);
+    }
+    let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
+    let placed = status.placement.as_ref().and_then(|placed| placed.time.as_ref());
+    let is_over = placed.is_none_or(|time| now.duration_since(time.0) >= PROBATION.min(timeout));
+    is_over.then_some(CannotStart::Misconfigured)
+}
 
 /// Time until a starting gang times out, by its earliest pod that is not ready. `None` if all are
 /// ready or fetching the data set, which has no time limit.
@@ -150,6 +170,26 @@ mod tests {
             let gang = [waiting(0, fetch), waiting(1, runs)];
             assert_eq!(overdue_at(overdue_from - 1, &gang), None);
             assert_eq!(overdue_at(overdue_from, &gang).is_some(), fetch != runs);
+        }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_the_manifest_s_fault_after_a_while_of_the_first_attempt() {
+        use CannotStart::{Absent, Misconfigured, Unavailable};
+        for (why, attempt, timeout, second, expected) in [
+            (Absent, 1, 900, 119, None),
+            (Absent, 1, 900, 120, Some(Misconfigured)),
+            (Absent, 1, 60, 60, Some(Misconfigured)),
+            (Absent, 2, 900, 0, Some(Absent)),
+            (Misconfigured, 1, 900, 0, Some(Misconfigured)),
+            (Unavailable, 1, 900, 120, Some(Unavailable)),
+        ] {
+            let mut job = job_in(Phase::Starting, attempt);
+            job.spec.scheduling.start_timeout_seconds = timeout;
+            let mut status = job.status.clone().expect("a status");
+            status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+            let found = judged(why, &job, &status, at(second));
+            assert_eq!(found, expected, "{why:?} in attempt {attempt} at {second} s");
         }
     }
 }

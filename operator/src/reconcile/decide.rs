@@ -11,7 +11,8 @@
 //! ```
 //! A Failed job whose `spec.suspend` is set becomes Suspended, and can be resumed.
 //!
-//! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction.
+//! A job that names a queue of Kueue is Pending until it gets quota, and again after an eviction. A
+//! gang over a quota of its namespace is Pending, and one whose starts fail, until the next try.
 //!
 //! A step that only writes the status comes before one that destroys evidence or holds GPUs: a
 //! failure is recorded before its pods are deleted, a placement before its pods are created. So an
@@ -168,7 +169,7 @@ fn suspended(seen: &Observation) -> Step {
     next.act(without_workload(seen), IN_MOTION).urgent()
 }
 
-/// Gives up a gang of which a ResourceQuota refused a pod: its other pods would hold GPUs in vain.
+/// Gives up a gang of which a `ResourceQuota` refused a pod: its other pods would hold GPUs in vain.
 pub(super) fn over_quota(seen: &Observation, error: &Error) -> Step {
     Next::of(seen)
         .over_quota(&error.to_string())

@@ -39,7 +39,10 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             _ if known => continue,
             (
                 types::PLACED,
-                reasons::NO_FITTING_GROUP | reasons::NO_PRIORITY_CLASS | reasons::QUOTA_EXCEEDED,
+                reasons::NO_FITTING_GROUP
+                | reasons::NO_PRIORITY_CLASS
+                | reasons::QUOTA_EXCEEDED
+                | reasons::START_FAILING,
             ) => (EventType::Warning, "Place"),
             (types::PLACED, reasons::IN_QUEUE) => (EventType::Normal, "Queue"),
             (types::PLACED, reasons::ADMITTED) => (EventType::Normal, "Admit"),

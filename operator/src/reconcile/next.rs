@@ -23,7 +23,7 @@ use super::step::{Step, Write};
 use crate::policy::admission::AdmissionState;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{Fetch, PodView};
-use crate::policy::restart::Verdict;
+use crate::policy::restart::{Verdict, back_off_of_start};
 use crate::policy::suspend::StopReason;
 use crate::policy::{failed_nodes, mixed_gpus, strategy, time_spent, waiting};
 use progress::{count, record_progress, with_nodes};
@@ -237,7 +237,7 @@ impl<'a> Next<'a> {
         }
     }
 
-    /// A ResourceQuota refused a pod of the gang.
+    /// A `ResourceQuota` refused a pod of the gang.
     pub(super) fn over_quota(mut self, words: &str) -> Self {
         self.status.start_time = None;
         let none = PlacementStatus::default();
@@ -247,6 +247,24 @@ impl<'a> Next<'a> {
             words,
             "waits for quota of its namespace",
         )
+    }
+
+    /// Starts fail one after another; until the next, others may use the GPUs.
+    pub(super) fn start_failing(self) -> Self {
+        let failure = self.status.last_failure.clone().unwrap_or_default();
+        let failed = self.status.failed_starts;
+        let pause = back_off_of_start(failed).as_secs();
+        let words = format!(
+            "{failed} starts failed; the next follows {pause} s after that of attempt {}: {}",
+            failure.attempt, failure.message
+        );
+        let none = PlacementStatus::default();
+        self.unplaced(none, reasons::START_FAILING, &words, "waits for its next start")
+    }
+
+    fn forget_failed_starts(&mut self) {
+        self.status.failed_starts = 0;
+        self.status.start_failed_since = None;
     }
 
     /// Kueue has granted no quota.
@@ -280,6 +298,7 @@ impl<'a> Next<'a> {
         });
         if ready + finished >= desired {
             self.status.phase = Some(Phase::Running);
+            self.forget_failed_starts();
             self.set(
                 RUNNING,
                 true,
@@ -330,7 +349,14 @@ impl<'a> Next<'a> {
         let was_counted = again && self.status.phase == Some(Phase::Restarting);
         let restarts = i32::from(verdict == Verdict::Restart) - i32::from(was_counted);
         self.status.restarts += restarts;
-        self.status.restarts_since_checkpoint = (self.status.restarts_since_checkpoint + restarts).max(0);
+        let counted = if failure.class == FailureClass::StartFailed {
+            let now = Time(self.seen.now);
+            self.status.start_failed_since.get_or_insert(now);
+            &mut self.status.failed_starts
+        } else {
+            &mut self.status.restarts_since_checkpoint
+        };
+        *counted = (*counted + restarts).max(0);
         let failed = self
             .seen
             .gang(attempt)
@@ -487,6 +513,7 @@ impl<'a> Next<'a> {
     pub(super) fn suspended(mut self) -> Self {
         self.revive();
         self.status.phase = Some(Phase::Suspended);
+        self.forget_failed_starts();
         self.status.admission = None;
         self.status.placement = None;
         self.status.start_time = None;

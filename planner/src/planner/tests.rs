@@ -250,21 +250,20 @@ fn a_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
 
 #[test]
 fn a_job_that_pauses_holds_nothing_until_it_asks_again() {
-    let mut planner = planner(&["a", "b"]);
-    let starting = on_nodes(job("first", 2, 0), Phase::Starting, 1, &["a", "b"]);
-    let mut pauses = in_phase(job("first", 2, 0), Phase::Pending, 1);
-    let placed = fixtures::condition(types::PLACED, false, reasons::QUOTA_EXCEEDED);
-    status(&mut pauses).conditions = vec![placed];
-    planner.send(&[&starting, &job("second", 1, 10)]);
-    assert_eq!(planner.nodes_for("second"), "");
-    assert!(planner.follow_jobs(&event(&pauses)), "its nodes are free");
-    assert_eq!(planner.nodes_for("second"), "a");
-    // Not before the younger one, and before those that come later.
-    planner.send(&[&job("third", 1, 20)]);
-    assert_eq!(planner.nodes_for("first"), "");
-    assert_eq!(planner.nodes_for("third"), "b");
-    planner.send(&[&pauses, &job("second", 1, 10), &job("third", 1, 20)]);
-    assert_eq!(planner.nodes_for("first"), "a b");
+    for reason in [reasons::QUOTA_EXCEEDED, reasons::START_FAILING] {
+        let mut planner = planner(&["a", "b"]);
+        let starting = on_nodes(job("first", 2, 0), Phase::Starting, 1, &["a", "b"]);
+        let mut pauses = in_phase(job("first", 2, 0), Phase::Pending, 1);
+        status(&mut pauses).conditions = vec![fixtures::condition(types::PLACED, false, reason)];
+        planner.send(&[&starting, &job("second", 1, 10)]);
+        assert_eq!(planner.nodes_for("second"), "");
+        assert!(planner.follow_jobs(&event(&pauses)), "its nodes are free");
+        assert_eq!(planner.nodes_for("second"), "a");
+        // Once it has asked, it comes before younger ones.
+        planner.send(&[&job("second", 1, 10), &job("third", 2, 20)]);
+        assert_eq!(planner.nodes_for("first"), "a b");
+        assert_eq!(planner.nodes_for("third"), "");
+    }
 }
 
 fn of_class(mut job: ViTTrainingJob, class: &str) -> ViTTrainingJob {

@@ -62,6 +62,15 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
                 Words("raise the quota, or end other jobs of the namespace: the job then starts"),
             ],
         ),
+        reasons::START_FAILING => (
+            "Its starts fail one after another. It holds no GPUs until the next, at most five minutes later.",
+            vec![
+                Words(
+                    "correct what the message names, such as a registry, a claim or a Secret: the job then starts",
+                ),
+                Vit("see which pod, and where", "status JOB"),
+            ],
+        ),
         reasons::IN_QUEUE => (
             "It waits for quota in its Kueue queue.",
             vec![Kubectl(
@@ -365,6 +374,7 @@ mod tests {
             reasons::NO_FITTING_GROUP,
             reasons::NO_PRIORITY_CLASS,
             reasons::QUOTA_EXCEEDED,
+            reasons::START_FAILING,
             reasons::IN_QUEUE,
             reasons::PODS_STARTING,
             reasons::SUSPENDED,

@@ -94,7 +94,7 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
         Some(Phase::Failed | Phase::Restarting) => {
             explain_failure(&status, job.spec.external.is_some(), &names, &mut why);
         }
-        Some(Phase::Starting) if status.restarts_since_checkpoint > 0 => {
+        Some(Phase::Starting) if status.restarts_since_checkpoint + status.failed_starts > 0 => {
             why.findings.extend(failure.map(|failure| {
                 let place = text::failed_where(failure);
                 format!("last failure: {} in {place}: {}", failure.class, failure.message)

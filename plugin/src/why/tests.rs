@@ -149,13 +149,16 @@ fn a_job_that_starts_again_says_why() {
     let mut status = saying("Starting", "Running False PodsStarting", "1 of 2 pods are ready");
     status["lastFailure"] = training()["lastFailure"].clone();
     assert_eq!(explained(&job(status.clone())).findings, [] as [&str; 0]);
-    status["restartsSinceCheckpoint"] = 1.into();
-    assert_eq!(
-        explained(&job(status)).findings,
-        [
-            "last failure: Killed in attempt 1, rank 1 on node3 (exit code 137): rank 1 was ended by signal 9 (SIGKILL)"
-        ]
-    );
+    for counted in ["restartsSinceCheckpoint", "failedStarts"] {
+        let mut status = status.clone();
+        status[counted] = 1.into();
+        assert_eq!(
+            explained(&job(status)).findings,
+            [
+                "last failure: Killed in attempt 1, rank 1 on node3 (exit code 137): rank 1 was ended by signal 9 (SIGKILL)"
+            ]
+        );
+    }
 }
 
 #[test]

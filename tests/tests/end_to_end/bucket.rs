@@ -33,7 +33,10 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
         json!({"data": {"from": from}, "training": {"epochs": 3}, "workers": {"nodes": 2}})
     };
 
-    namespace.create("early", job("s3://images"))?;
+    // A missing Secret is waited for, at most as long as a start.
+    let mut early = job("s3://images");
+    early["scheduling"] = json!({"startTimeoutSeconds": 30});
+    namespace.create("early", early)?;
     let status = namespace.wait_phase("early", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
     let failure = status.last_failure.context("status.lastFailure is missing")?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use contract::FailureClass;
 use crds::conditions::types;
 use crds::status::ViTTrainingJobStatus;
 use crds::{Phase, ValidatedJob};
@@ -19,7 +20,7 @@ use crate::build::workload;
 use crate::error::CATCH_UP;
 use crate::policy::failure::{Failure, failure_of, root_cause};
 use crate::policy::gang::{PodState, PodView};
-use crate::policy::restart::{Verdict, verdict};
+use crate::policy::restart::{Verdict, verdict, verdict_on_start};
 use crate::policy::suspend::StopReason;
 use crate::policy::{elastic, failed_nodes, stall, start, strategy};
 
@@ -33,6 +34,9 @@ pub(super) fn follow(
     let nodes = status.nodes();
     let mut gang: Vec<PodView> = seen.gang(status.attempt).cloned().collect();
     for pod in &mut gang {
+        pod.cannot_start = pod
+            .cannot_start
+            .and_then(|why| start::judged(why, &seen.job, status, seen.now));
         if !pod.has_ended()
             && let Some(node) = seen.node_lost_for(pod, valid.node_lost_after)
         {
@@ -44,7 +48,7 @@ pub(super) fn follow(
         }
     }
     let missing = seen.missing();
-    // A quota or an operator's exit may leave a gang incomplete, and its pods wait for the rest.
+    // A failed call or an operator's exit may leave a gang incomplete, and its pods wait for the rest.
     // Once the gang was complete, a missing pod has disappeared unnoticed.
     let is_new = !seen.was_whole();
     let hindrance = status
@@ -174,6 +178,11 @@ pub(super) fn verdict_on(
     failures_since_checkpoint: i32,
 ) -> Verdict {
     let status = seen.status();
+    if failure.class == FailureClass::StartFailed {
+        let since = status.start_failed_since.as_ref().map_or(seen.now, |time| time.0);
+        let failing_for = seen.now.duration_since(since);
+        return verdict_on_start(status.failed_starts + 1, failing_for, valid.max_restarts);
+    }
     let is_of_the_node = failed_nodes::is_of_the_node(failure.class, valid, &status, seen.progress.as_ref());
     verdict(
         failure.class,

@@ -1,10 +1,11 @@
 //! The end of a gang: its root failure, the release of its GPUs, and the back-off before the next.
 
+use contract::FailureClass;
 use contract::exit::ExitCode;
 use crds::Phase;
-use crds::conditions::types;
+use crds::conditions::{reasons, types};
 use crds::status::ViTTrainingJobStatus;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
 use super::super::next::Next;
@@ -14,7 +15,9 @@ use super::{end, std_duration, wait};
 use crate::build::workload;
 use crate::policy::failure::{Failure, failure_of, is_echo, root_cause};
 use crate::policy::gang::{PodId, PodState, PodView, Trainer};
-use crate::policy::restart::{SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off, pause_over_quota};
+use crate::policy::restart::{
+    SETTLE, STOP_AFTER_FAILURE_SECONDS, Verdict, back_off, back_off_of_start, pause_over_quota,
+};
 use crate::reconcile::observation::Observation;
 
 /// How long a pod may take to end after its trainer.
@@ -36,7 +39,7 @@ pub(super) fn settle(
         Some(_) => Trainer::External,
     };
     let exit_code = known.exit_code.and_then(|code| u8::try_from(code).ok());
-    let mut classes = contract::FailureClass::ALL.iter();
+    let mut classes = FailureClass::ALL.iter();
     let may_be_echo =
         classes.any(|class| class.as_str() == known.class && is_echo(*class, exit_code, trainer));
     // Only the pod shows whether it stopped by itself.
@@ -184,18 +187,38 @@ pub(super) fn deletion(status: &ViTTrainingJobStatus, pods: Vec<PodId>, force: V
     (!all.is_empty()).then_some(Write::DeletePods(all))
 }
 
+/// The pause before the next attempt. From the second failed start on, others get the nodes meanwhile.
 pub(super) fn backing_off(seen: &Observation, status: &ViTTrainingJobStatus) -> Option<Step> {
-    let seen_at = status.failure_of_attempt()?.time.as_ref()?.0;
-    let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(seen.now);
-    left.is_positive()
-        .then(|| Next::of(seen).record(std_duration(left)))
+    let left = std_duration(end_of_back_off(status)?.duration_since(seen.now));
+    let next = Next::of(seen);
+    let is_paused = has_failed_to_start(status) && status.failed_starts > 1;
+    let next = if is_paused { next.start_failing() } else { next };
+    (!left.is_zero()).then(|| next.record(left))
+}
+
+fn has_failed_to_start(status: &ViTTrainingJobStatus) -> bool {
+    let failure = status.failure_of_attempt();
+    failure.is_some_and(|failure| failure.class == FailureClass::StartFailed.as_str())
+}
+
+fn end_of_back_off(status: &ViTTrainingJobStatus) -> Option<Timestamp> {
+    let failed_at = status.failure_of_attempt()?.time.as_ref()?.0;
+    Some(if has_failed_to_start(status) {
+        failed_at + back_off_of_start(status.failed_starts)
+    } else {
+        failed_at + back_off(status.restarts_since_checkpoint)
+    })
 }
 
 /// The pause of a job that is not planned before its next try.
 pub(super) fn pausing(seen: &Observation, status: &ViTTrainingJobStatus) -> Option<Step> {
     let placed = status.condition(types::PLACED).filter(|_| status.is_paused())?;
-    let uid = seen.job.uid().unwrap_or_default();
-    let until = placed.last_transition_time.0 + pause_over_quota(&uid, status.attempt);
+    let until = if placed.reason == reasons::QUOTA_EXCEEDED {
+        let uid = seen.job.uid().unwrap_or_default();
+        placed.last_transition_time.0 + pause_over_quota(&uid, status.attempt)
+    } else {
+        end_of_back_off(status)?
+    };
     let left = std_duration(until.duration_since(seen.now));
     let step = wait(seen, Next::of(seen), vec![]);
     let look_again = step.look_again.min(left);

@@ -16,7 +16,7 @@ use super::super::over_quota;
 use super::world::{World, ended, saved_at};
 use crate::error::Error;
 use crate::fixtures::{self, assert_contains, at, pod};
-use crate::policy::gang::{PodState, PodView, Trainer};
+use crate::policy::gang::{CannotStart, PodState, PodView, Trainer};
 use crate::policy::restart::pause_over_quota;
 use crate::policy::stall::{SilentAgent, StallSigns};
 
@@ -450,7 +450,7 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
           update the status
         9 s pass; again in 1s
         1 s pass; again in 5s
-        ! Restarting, StartFailed of digits-1-1 on b, restarts 1 (1 without progress)
+        ! Restarting, StartFailed of digits-1-1 on b, restarts 1 (0 without progress), failed starts 1
         ! delete digits-1-0/30s digits-1-1/30s
     "#]]);
     // The timeout no longer applies to a gang that has run.
@@ -488,6 +488,141 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
         ! Failed, BadData of digits-1-0 on a, Failed: NotRetryable
         ! delete the Service, delete the NetworkPolicy
     "#]]);
+}
+
+fn fail_to_start(world: &mut World, event: &str, why: CannotStart) {
+    world.on(event, |seen| {
+        for pod in &mut seen.pods {
+            (pod.state, pod.ready) = (PodState::Pending, false);
+            pod.cannot_start = Some(why);
+            pod.stuck = Some(event.into());
+        }
+    });
+}
+
+#[test]
+fn a_registry_that_is_down_is_waited_for_without_gpus() {
+    let mut world = World::in_phase(Phase::Starting, |job| {
+        job.spec.failure_policy.max_restarts = 1;
+    });
+    let down = |world: &mut World| fail_to_start(world, "no registry", CannotStart::Unavailable);
+    down(&mut world);
+    world.go().pass(1);
+    down(&mut world);
+    world.go();
+    let placed = "2 starts failed; the next follows 2 s after that of attempt 2: no registry";
+    assert_eq!(
+        world.condition(types::PLACED),
+        ("StartFailing".into(), placed.into())
+    );
+    world.pass(1).pass(1);
+    down(&mut world);
+    assert_eq!(world.status().failed_nodes, []);
+    world.go().pass(4).start().exit(1, 137);
+    world.story_is(expect![[r#"
+        no registry; again in 5s
+        ! Restarting, StartFailed of digits-1-0 on a, restarts 1 (0 without progress), failed starts 1
+        ! delete digits-1-0/30s digits-1-1/30s
+        deleted pods are gone; again in 1s
+        1 s pass; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+        no registry; again in 5s
+        ! Restarting, StartFailed of digits-2-0 on a, restarts 2 (0 without progress), failed starts 2
+        ! delete digits-2-0/30s digits-2-1/30s
+        deleted pods are gone; again in 2s
+          Pending, not Placed: StartFailing
+        1 s pass; again in 1s
+        1 s pass; again in 5s
+          Starting, attempt 3 on a b, Placed: GangFits
+          update the status, delete digits-2, create ConfigMap digits-3 digits-3-0 digits-3-1
+        no registry; again in 5s
+        ! Restarting, StartFailed of digits-3-0 on a, restarts 3 (0 without progress), failed starts 3
+        ! delete digits-3-0/30s digits-3-1/30s
+        deleted pods are gone; again in 4s
+          Pending, not Placed: StartFailing
+        4 s pass; again in 5s
+          Starting, attempt 4 on a b, Placed: GangFits
+          update the status, delete digits-3, create ConfigMap digits-4 digits-4-0 digits-4-1
+        pods are ready; again in 2s
+          Running, failed starts 0
+        rank 1 exits with 137; again in 5s
+        ! Restarting, Killed of digits-4-1 on b, restarts 4 (1 without progress)
+        ! delete digits-4-0/30s digits-4-1/30s
+    "#]]);
+    assert_eq!(world.status().start_failed_since, None);
+    // Half an hour after the first failed start the budget counts.
+    let mut world = World::in_phase(Phase::Starting, |job| {
+        job.spec.failure_policy.max_restarts = 1;
+        let status = job.status.as_mut().expect("a status");
+        (status.failed_starts, status.start_failed_since) = (9, Some(Time(at(100))));
+    });
+    let mut before = World::in_phase(Phase::Starting, |_| ());
+    before.seen.job = Arc::clone(&world.seen.job);
+    before.seen.now = at(100 + 30 * 60 - 1);
+    world.seen.now = at(100 + 30 * 60);
+    down(&mut before);
+    down(&mut world);
+    before.story_is(expect![[r#"
+        no registry; again in 5s
+        ! Restarting, StartFailed of digits-1-0 on a, restarts 1 (0 without progress), failed starts 10
+        ! delete digits-1-0/30s digits-1-1/30s
+    "#]]);
+    world.story_is(expect![[r#"
+        no registry; again in 300s
+        ! Failed, StartFailed of digits-1-0 on a, Failed: RestartsExhausted
+        ! delete digits-1-0/30s digits-1-1/30s, delete the Service, delete the NetworkPolicy
+    "#]]);
+}
+
+#[test]
+fn what_does_not_exist_may_appear() {
+    let absent = |world: &mut World| fail_to_start(world, "secret not found", CannotStart::Absent);
+    let mut world = World::new(fixtures::job());
+    world.begin();
+    absent(&mut world);
+    world.pass(119).pass(1);
+    world.story_is(expect![[r#"
+        begin; again in 5s
+          Starting, attempt 1 on a b, Placed: GangFits
+          update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
+        secret not found; again in 5s
+          update the status
+        119 s pass; again in 5s
+        1 s pass; again in 300s
+        ! Failed, BadConfig of digits-1-0 on a, not Placed: Released, Failed: NotRetryable
+        ! delete digits-1-0/30s digits-1-1/30s, delete the Service, delete the NetworkPolicy
+    "#]]);
+    // Of a job that has begun before, it is not the manifest's fault.
+    let mut world = World::in_phase(Phase::Restarting, |_| ());
+    world.go().on("no pods", |seen| seen.pods.clear());
+    absent(&mut world);
+    world.story_is(expect![[r#"
+        deleted pods are gone; again in 5s
+        ! delete digits-1-0 digits-1-1
+        no pods; again in 5s
+          Starting, attempt 2 on a b, Placed: GangFits
+          update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
+        secret not found; again in 5s
+        ! Restarting, StartFailed of digits-2-0 on a, restarts 1 (0 without progress), failed starts 1
+        ! delete digits-2-0/30s digits-2-1/30s
+    "#]]);
+}
+
+#[test]
+fn a_suspension_ends_the_failing_of_starts() {
+    let mut world = World::in_phase(Phase::Suspending, |job| {
+        job.spec.suspend = true;
+        let status = job.status.as_mut().expect("a status");
+        (status.failed_starts, status.start_failed_since) = (9, Some(Time(at(100))));
+    });
+    world.begin().go().story_is(expect![[r#"
+        begin; again in 5s
+        ! delete digits-1-0 digits-1-1
+        deleted pods are gone; again in 300s
+        ! Suspended, failed starts 0, Suspended: Suspended, not Placed: Suspended
+    "#]]);
+    assert_eq!(world.status().start_failed_since, None);
 }
 
 #[test]

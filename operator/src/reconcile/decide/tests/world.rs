@@ -305,6 +305,9 @@ fn changes(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> Vec<Stri
             next.restarts, next.restarts_since_checkpoint
         ));
     }
+    if last.failed_starts != next.failed_starts {
+        words.push(format!("failed starts {}", next.failed_starts));
+    }
     for condition in &next.conditions {
         // Running only says the same as the phase.
         let known = last.condition(&condition.type_).map(|known| &known.reason);
