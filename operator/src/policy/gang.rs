@@ -52,8 +52,8 @@ pub(crate) struct PodView {
     pub(crate) stuck: Option<String>,
     /// Set if waiting will not make it start.
     pub(crate) cannot_start: Option<CannotStart>,
-    /// Its requests on its node, if kube-scheduler or the kubelet rejects it.
-    pub(crate) rejected: Option<Box<Requests>>,
+    /// Set if kube-scheduler or the kubelet rejects it.
+    pub(crate) rejected: Option<Box<Rejected>>,
     /// The state of the container that fetches the data set, if there is one.
     pub(crate) fetch: Option<Fetch>,
     /// Why it was disrupted, as reported.
@@ -104,6 +104,15 @@ pub(crate) enum CannotStart {
     Unavailable,
     /// The kubelet failed repeatedly; another node or a later try may succeed.
     Refused,
+}
+
+/// A pod that its node does not get.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Rejected {
+    /// What it requests on its node; a pod that has failed holds nothing.
+    pub(crate) requests: Requests,
+    /// Since when kube-scheduler finds no node for it; `None` if the kubelet did not admit it.
+    pub(crate) unschedulable_since: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -371,25 +380,28 @@ fn cannot_start(pod: &Pod) -> Option<CannotStart> {
     })
 }
 
-/// The requests of a rejected pod on its node. A pod that the kubelet did not admit has failed with
-/// a reason, and holds nothing.
-fn rejected(pod: &Pod) -> Option<Requests> {
+/// A pod that the kubelet did not admit has failed with a reason.
+fn rejected(pod: &Pod) -> Option<Rejected> {
     let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
     // A scheduler that nominated a node preempts pods there.
     let is_nominated = status.nominated_node_name.is_some();
-    let is_unschedulable = || {
-        status.conditions.iter().flatten().any(|condition| {
+    let unschedulable = || {
+        status.conditions.iter().flatten().find(|condition| {
             let reason = condition.reason.as_deref();
             (condition.type_.as_str(), condition.status.as_str(), reason)
                 == ("PodScheduled", "False", Some("Unschedulable"))
         })
     };
     match phase(pod) {
-        "Pending" if spec.node_name.is_none() && !is_nominated && is_unschedulable() => {
-            Some(requests_of(spec))
+        "Pending" if spec.node_name.is_none() && !is_nominated => {
+            let since = unschedulable()?.last_transition_time.as_ref();
+            Some(Rejected {
+                requests: requests_of(spec),
+                unschedulable_since: Some(since.map_or(Timestamp::UNIX_EPOCH, |time| time.0)),
+            })
         }
         "Failed" if status.reason.is_some() && condition(pod, "DisruptionTarget").is_none() => {
-            Some(Requests::new())
+            Some(Rejected::default())
         }
         _ => None,
     }
@@ -499,7 +511,11 @@ mod tests {
                 "has fetched"
             }
         });
-        let gpus = |holds: &Requests| format!("rejected with {:?}", holds.get("nvidia.com/gpu"));
+        let gpus = |own: &Rejected| {
+            let since = own.unschedulable_since.map(|time| format!(" since {time}"));
+            let gpus = own.requests.get("nvidia.com/gpu");
+            format!("rejected with {gpus:?}{}", since.unwrap_or_default())
+        };
         let words = [
             pod.ready.then(|| "ready".into()),
             pod.agent.clone(),
@@ -540,7 +556,7 @@ mod tests {
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: CrashLoopBackOff
 {mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
-{conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node}]} -> stuck: Unschedulable: no node; rejected with Some(1)
+{conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node, lastTransitionTime: TIME}]} -> stuck: Unschedulable: no node; rejected with Some(1) since 2026-01-01T00:00:00Z
 {conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated
 {nominatedNodeName: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable
 {node: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable

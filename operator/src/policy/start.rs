@@ -9,7 +9,7 @@ use planner::facts::resources::{Holder, hold};
 use planner::policy::node_fit::refusal;
 use planner::policy::request::Shape;
 
-use super::failure::Failure;
+use super::failure::{Blame, Failure};
 use super::gang::{CannotStart, Fetch, PodState, PodView};
 
 /// How long the first attempt waits for what the manifest names and does not exist.
@@ -43,12 +43,26 @@ pub(crate) fn left<'a>(
     let placed = status.placement.as_ref()?.time.as_ref()?.0;
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
     let late = gang.into_iter().filter(|pod| is_late(pod));
-    let since = late.map(|pod| match pod.fetch {
-        Some(Fetch::Done(time)) => placed.max(time),
-        _ => placed,
+    let due = late.map(|pod| {
+        let since = match pod.fetch {
+            Some(Fetch::Done(time)) => placed.max(time),
+            _ => placed,
+        };
+        let unschedulable = unschedulable_since(pod, job).map(|time| placed.max(time) + UNSCHEDULABLE);
+        (since + timeout).min(unschedulable.unwrap_or(Timestamp::MAX))
     });
-    let first = since.min()?;
-    Some((timeout - now.duration_since(first)).max(SignedDuration::ZERO))
+    Some(due.min()?.duration_since(now).max(SignedDuration::ZERO))
+}
+
+/// How long the cluster's kube-scheduler may find no node for a pod that fits its node by all that the
+/// planner knows: a volume may be elsewhere, or its claim missing.
+const UNSCHEDULABLE: SignedDuration = SignedDuration::from_secs(60);
+
+/// `None` if it is not, or if another scheduler binds the pods, which may take its time.
+fn unschedulable_since(pod: &PodView, job: &ViTTrainingJob) -> Option<Timestamp> {
+    let scheduler = job.spec.scheduling.scheduler_name.as_deref();
+    let is_default = scheduler.is_none_or(|name| name == "default-scheduler");
+    pod.rejected.as_ref().filter(|_| is_default)?.unschedulable_since
 }
 
 fn is_late(pod: &PodView) -> bool {
@@ -58,14 +72,15 @@ fn is_late(pod: &PodView) -> bool {
 /// Why the node of a rejected pod no longer fits: another pod took its place, or the node changed.
 /// `None` if the planner would choose the node again.
 pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
-    let own = pod.rejected.as_deref()?;
+    let own = &pod.rejected.as_ref()?.requests;
     let mut others = node.clone();
     hold(&mut others.resources, own, Holder::Gang, -1);
     refusal(pod.node.as_deref()?, &others, shape)
 }
 
-/// The failure of a gang with pods not ready after its start timeout. Blames the first pod with an
-/// obstacle reported by scheduler or kubelet, then the first that has not started.
+/// The failure of a gang with pods not ready after its start timeout, or unschedulable for a minute.
+/// Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
+/// started.
 pub(crate) fn overdue(
     gang: &[PodView],
     job: &ViTTrainingJob,
@@ -76,6 +91,22 @@ pub(crate) fn overdue(
         return None;
     }
     let late = |pod: &&PodView| is_late(pod);
+    let is_unschedulable = |pod: &&PodView| {
+        let since = unschedulable_since(pod, job);
+        since.is_some_and(|since| now.duration_since(since) >= UNSCHEDULABLE)
+    };
+    if let Some(pod) = gang.iter().filter(late).find(is_unschedulable) {
+        let words = pod.stuck.as_deref().unwrap_or_default();
+        let message = format!(
+            "kube-scheduler found no node for pod {} in {} s: {words}",
+            pod.name,
+            UNSCHEDULABLE.as_secs(),
+        );
+        return Some(Failure {
+            blame: blame(words),
+            ..Failure::from_pod(pod, FailureClass::StartFailed, message)
+        });
+    }
     let pod = gang
         .iter()
         .filter(late)
@@ -95,6 +126,23 @@ pub(crate) fn overdue(
     Some(Failure::from_pod(pod, FailureClass::StartFailed, message))
 }
 
+/// Whether the node is to blame for what kube-scheduler says of a pod that is pinned to it
+/// (`pkg/scheduler/framework/plugins/volumebinding`).
+fn blame(words: &str) -> Blame {
+    let words = words.to_lowercase();
+    let mentions = |some: &[&str]| some.iter().any(|some| words.contains(some));
+    if mentions(&["persistentvolumeclaim", "not found", "non-existent pv"]) {
+        Blame::Never
+    } else if mentions(&[
+        "volume node affinity conflict",
+        "match persistentvolume's node affinity",
+    ]) {
+        Blame::AtOnce
+    } else {
+        Blame::WhenRepeated
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crds::Phase;
@@ -102,6 +150,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{at, job_in, pod};
+    use crate::policy::gang::Rejected;
 
     /// Of a gang placed at second 0 with a timeout of a minute.
     fn overdue_at(second: i64, gang: &[PodView]) -> Option<String> {
@@ -190,6 +239,67 @@ mod tests {
             status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
             let found = judged(why, &job, &status, at(second));
             assert_eq!(found, expected, "{why:?} in attempt {attempt} at {second} s");
+        }
+    }
+
+    /// Of which kube-scheduler says this since second 10.
+    fn unschedulable(words: &str) -> PodView {
+        PodView {
+            stuck: Some(format!("Unschedulable: {words}")),
+            rejected: Some(Box::new(Rejected {
+                unschedulable_since: Some(at(10)),
+                ..Rejected::default()
+            })),
+            ..waiting(1, None)
+        }
+    }
+
+    #[test]
+    fn a_pod_that_the_scheduler_refuses_for_a_minute_is_not_waited_for_longer() {
+        let mut job = job_in(Phase::Starting, 1);
+        let mut status = job.status.clone().expect("a status");
+        status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+        let gang = [waiting(0, None), unschedulable("no")];
+        let at_second = |job: &ViTTrainingJob, second| {
+            let left = left(&gang, job, &status, at(second)).map(|left| left.as_secs());
+            let failure = overdue(&gang, job, &status, at(second));
+            (left, failure.map(|failure| failure.message))
+        };
+        assert_eq!(at_second(&job, 69), (Some(1), None));
+        let words = "kube-scheduler found no node for pod digits-1-1 in 60 s: Unschedulable: no";
+        assert_eq!(at_second(&job, 70), (Some(0), Some(words.into())));
+        // Another scheduler may take its time.
+        job.spec.scheduling.scheduler_name = Some("volcano".into());
+        assert_eq!(at_second(&job, 70), (Some(830), None));
+    }
+
+    #[test]
+    fn a_claim_that_is_missing_is_no_node_s_fault_and_a_volume_elsewhere_is_at_once() {
+        for (words, expected) in [
+            (r#"persistentvolumeclaim "a" not found"#, Blame::Never),
+            (
+                "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims",
+                Blame::Never,
+            ),
+            (
+                "1 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+                Blame::Never,
+            ),
+            (
+                "0/3 nodes are available: 1 node(s) had volume node affinity conflict",
+                Blame::AtOnce,
+            ),
+            (
+                "0/3 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity",
+                Blame::AtOnce,
+            ),
+            ("0/3 nodes are available: 1 Insufficient cpu", Blame::WhenRepeated),
+        ] {
+            let mut status = job_in(Phase::Starting, 1).status.expect("a status");
+            status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+            let job = job_in(Phase::Starting, 1);
+            let failure = overdue(&[unschedulable(words)], &job, &status, at(70)).expect("a failure");
+            assert_eq!(failure.blame, expected, "{words}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Nodes that fail, are taken, or do not end pods.
 
+use std::sync::Arc;
+
 use crds::Phase;
 use crds::conditions::{reasons, types};
 use expect_test::expect;
@@ -12,7 +14,7 @@ use planner::facts::resources::{Holder, Requests, hold};
 use super::super::super::observation::Observation;
 use super::world::{World, ended};
 use crate::fixtures::{self, at, pod, pod_objects};
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::{PodState, PodView, Rejected};
 
 fn unready(world: &mut World, node: &str, since: i64) {
     let event = format!("node {node} is not ready since second {since}");
@@ -316,11 +318,31 @@ fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
     world.seen.pods[1] = PodView {
         state: PodState::Pending,
         ready: false,
-        rejected: Some(Box::new(gpu())),
+        rejected: Some(Box::new(Rejected {
+            requests: gpu(),
+            unschedulable_since: Some(at(90)),
+        })),
         ..pod(1, 1)
     };
     world.begin().story_is(expect![[r#"
         begin; again in 5s
           update the status
     "#]]);
+    // Its volume is elsewhere: after a minute the gang avoids the node.
+    let placement = Arc::make_mut(&mut world.seen.job).status.as_mut();
+    let placement = placement.and_then(|status| status.placement.as_mut());
+    placement.expect("a placement").time = Some(Time(at(80)));
+    world.seen.pods[1].stuck = Some("Unschedulable: 1 node(s) had volume node affinity conflict".into());
+    world.pass(49).pass(1).story_is(expect![[r#"
+        49 s pass; again in 1s
+          update the status
+        1 s pass; again in 5s
+        ! Restarting, StartFailed of digits-1-1 on b, restarts 1 (0 without progress), failed starts 1
+        ! delete digits-1-0/30s digits-1-1/30s
+    "#]]);
+    let avoided = &world.status().failed_nodes[0];
+    assert!(
+        avoided.node == "b" && avoided.avoided_until.is_some(),
+        "{avoided:?}"
+    );
 }
