@@ -142,7 +142,7 @@ impl Error {
             && self.response().is_some_and(is_denied)
     }
 
-    /// Whether a ResourceQuota refused the object.
+    /// Whether a `ResourceQuota` refused the object.
     pub(crate) fn is_over_quota(&self) -> bool {
         let is_quota = |status: &kube::core::Status| status.message.contains("exceeded quota: ");
         matches!(self, Self::Api { verb: "create", .. })
@@ -189,9 +189,18 @@ fn words(error: &kube::Error) -> String {
     }
 }
 
-/// How Pod Security, webhooks and admission policies deny an object. Other "forbidden" errors may
-/// pass: a service account that does not exist yet, missing permissions of the operator.
-const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
+/// How Pod Security, webhooks and admission policies deny an object, a `LimitRange`
+/// (`plugin/pkg/admission/limitranger`), and security context constraints. Other "forbidden"
+/// errors may pass: a service account that does not exist yet, missing permissions of the operator.
+const DENIED: [&str; 7] = [
+    "violates PodSecurity",
+    "denied the request: ",
+    "denied request: ",
+    " usage per Container is ",
+    " usage per Pod is ",
+    " limit to request ratio per ",
+    "unable to validate against any security context constraint",
+];
 
 /// Until the cache usually shows the last write; doubled by further conflicts ...
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(100);

@@ -112,6 +112,26 @@ async fn what_the_api_server_will_never_take_ends_the_job_at_once_in_its_words()
         ),
         (
             "pods",
+            403,
+            r#"pods "digits-1-0" is forbidden: [maximum cpu usage per Container is 100m, but limit is 4, maximum memory usage per Container is 64Mi, but limit is 16Gi]"#,
+        ),
+        (
+            "pods",
+            403,
+            r#"pods "digits-1-0" is forbidden: minimum cpu usage per Pod is 8, but request is 4"#,
+        ),
+        (
+            "pods",
+            403,
+            r#"pods "digits-1-0" is forbidden: cpu max limit to request ratio per Container is 2, but provided ratio is 4.000000"#,
+        ),
+        (
+            "pods",
+            403,
+            r#"pods "digits-1-0" is forbidden: unable to validate against any security context constraint: [provider restricted-v2: .containers[0].runAsUser: Invalid value: 65532: must be in the ranges: [1000640000, 1000649999]]"#,
+        ),
+        (
+            "pods",
             422,
             r#"Pod "digits-1-0" is invalid: spec.nodeSelector: Invalid value: "a b""#,
         ),
