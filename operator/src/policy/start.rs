@@ -5,7 +5,7 @@ use crds::status::Refusal;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
-use planner::facts::resources::{Holder, hold};
+use planner::facts::resources::{CPU, Holder, MEMORY, Requests, STORAGE, hold};
 use planner::policy::node_fit::refusal;
 use planner::policy::request::Shape;
 
@@ -80,50 +80,76 @@ pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Re
 
 /// The failure of a gang with pods not ready after its start timeout, or unschedulable for a minute.
 /// Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
-/// started.
+/// started. `manifest` is what a pod requests by its manifest.
 pub(crate) fn overdue(
     gang: &[PodView],
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
+    manifest: &Requests,
     now: Timestamp,
 ) -> Option<Failure> {
     if left(gang, job, status, now)?.is_positive() {
         return None;
     }
     let late = |pod: &&PodView| is_late(pod);
-    let is_unschedulable = |pod: &&PodView| {
+    let is_unschedulable = |pod: &PodView| {
         let since = unschedulable_since(pod, job);
         since.is_some_and(|since| now.duration_since(since) >= UNSCHEDULABLE)
     };
-    if let Some(pod) = gang.iter().filter(late).find(is_unschedulable) {
-        let words = pod.stuck.as_deref().unwrap_or_default();
-        let message = format!(
-            "kube-scheduler found no node for pod {} in {} s: {words}",
-            pod.name,
-            UNSCHEDULABLE.as_secs(),
-        );
-        return Some(Failure {
-            blame: blame(words),
-            ..Failure::from_pod(pod, FailureClass::StartFailed, message)
-        });
-    }
-    let pod = gang
-        .iter()
-        .filter(late)
-        .min_by_key(|pod| (pod.stuck.is_none(), pod.state != PodState::Pending, pod.node_rank))?;
+    let pod = gang.iter().filter(late).min_by_key(|pod| {
+        let has_started = pod.state != PodState::Pending;
+        (
+            !is_unschedulable(pod),
+            pod.stuck.is_none(),
+            has_started,
+            pod.node_rank,
+        )
+    })?;
+    let (name, raised) = (&pod.name, raised(pod, manifest));
     let what = match &pod.stuck {
         Some(words) => words.as_str(),
         None if pod.state == PodState::Pending => "it is pending",
         None => "it runs, but its agent does not answer",
     };
-    let message = format!(
-        "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {}: {what}",
-        gang.iter().filter(late).count(),
-        gang.len(),
-        job.spec.scheduling.start_timeout_seconds,
-        pod.name
-    );
-    Some(Failure::from_pod(pod, FailureClass::StartFailed, message))
+    let message = if is_unschedulable(pod) {
+        let seconds = UNSCHEDULABLE.as_secs();
+        format!("kube-scheduler found no node for pod {name} in {seconds} s: {what}{raised}")
+    } else {
+        format!(
+            "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {name}: {what}{raised}",
+            gang.iter().filter(late).count(),
+            gang.len(),
+            job.spec.scheduling.start_timeout_seconds,
+        )
+    };
+    Some(Failure {
+        blame: blame(what),
+        ..Failure::from_pod(pod, FailureClass::StartFailed, message)
+    })
+}
+
+/// What admission, such as a `LimitRange`, added to the requests of a rejected pod. The planner does not
+/// know it.
+fn raised(pod: &PodView, manifest: &Requests) -> String {
+    let own = pod.rejected.iter().flat_map(|rejected| &rejected.requests);
+    let raised = own.filter(|(resource, amount)| **amount > manifest.get(*resource).copied().unwrap_or(0));
+    let raised: Vec<String> = raised
+        .map(|(resource, amount)| format!("{resource} {}", quantity(resource, *amount)))
+        .collect();
+    match raised.join(", ") {
+        none if none.is_empty() => none,
+        raised => format!("; admission raised the pod's requests to {raised}"),
+    }
+}
+
+/// An amount of [`Requests`] as in a manifest.
+fn quantity(resource: &str, amount: i64) -> String {
+    match resource {
+        CPU if amount % 1000 == 0 => (amount / 1000).to_string(),
+        CPU => format!("{amount}m"),
+        MEMORY | STORAGE => format!("{}Mi", amount >> 20),
+        _ => amount.to_string(),
+    }
 }
 
 /// Whether the node is to blame for what kube-scheduler says of a pod that is pinned to it
@@ -158,7 +184,7 @@ mod tests {
         job.spec.scheduling.start_timeout_seconds = 60;
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
-        let failure = overdue(gang, &job, &status, at(second))?;
+        let failure = overdue(gang, &job, &status, &Requests::new(), at(second))?;
         assert_eq!(failure.class, FailureClass::StartFailed);
         Some(failure.message)
     }
@@ -203,7 +229,10 @@ mod tests {
         }
         assert_eq!(overdue_at(1000, &[pod(1, 0), pod(1, 1)]), None);
         let (job, unplaced) = (job_in(Phase::Starting, 1), ViTTrainingJobStatus::default());
-        assert_eq!(overdue(&[waiting(0, None)], &job, &unplaced, at(1000)), None);
+        assert_eq!(
+            overdue(&[waiting(0, None)], &job, &unplaced, &Requests::new(), at(1000)),
+            None
+        );
     }
 
     #[test]
@@ -260,9 +289,10 @@ mod tests {
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
         let gang = [waiting(0, None), unschedulable("no")];
+        let manifest = Requests::new();
         let at_second = |job: &ViTTrainingJob, second| {
             let left = left(&gang, job, &status, at(second)).map(|left| left.as_secs());
-            let failure = overdue(&gang, job, &status, at(second));
+            let failure = overdue(&gang, job, &status, &manifest, at(second));
             (left, failure.map(|failure| failure.message))
         };
         assert_eq!(at_second(&job, 69), (Some(1), None));
@@ -295,11 +325,45 @@ mod tests {
             ),
             ("0/3 nodes are available: 1 Insufficient cpu", Blame::WhenRepeated),
         ] {
-            let mut status = job_in(Phase::Starting, 1).status.expect("a status");
+            let mut job = job_in(Phase::Starting, 1);
+            let mut status = job.status.clone().expect("a status");
             status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
-            let job = job_in(Phase::Starting, 1);
-            let failure = overdue(&[unschedulable(words)], &job, &status, at(70)).expect("a failure");
-            assert_eq!(failure.blame, expected, "{words}");
+            let gang = [unschedulable(words)];
+            // In whatever time.
+            for (timeout, second) in [(900, 70), (30, 30)] {
+                job.spec.scheduling.start_timeout_seconds = timeout;
+                let failure = overdue(&gang, &job, &status, &Requests::new(), at(second));
+                assert_eq!(failure.expect("a failure").blame, expected, "{words}");
+            }
+        }
+    }
+
+    #[test]
+    fn requests_that_admission_raised_are_named() {
+        let mut status = job_in(Phase::Starting, 1).status.expect("a status");
+        status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+        let mut job = job_in(Phase::Starting, 1);
+        let mut pod = unschedulable("1 Insufficient cpu");
+        let amounts = |cpu, memory| Requests::from([("cpu".into(), cpu), ("memory".into(), memory)]);
+        pod.rejected.as_mut().expect("rejected").requests = amounts(64_000, 3 << 30);
+        for scheduler in [None, Some("volcano".to_owned())] {
+            job.spec.scheduling.scheduler_name = scheduler;
+            for (manifest, expected) in [
+                (
+                    amounts(4_500, 3 << 30),
+                    "cpu; admission raised the pod's requests to cpu 64",
+                ),
+                (
+                    Requests::new(),
+                    "cpu; admission raised the pod's requests to cpu 64, memory 3072Mi",
+                ),
+                (amounts(64_000, 3 << 30), "cpu"),
+            ] {
+                let failure = overdue(std::slice::from_ref(&pod), &job, &status, &manifest, at(1000));
+                let message = failure.expect("a failure").message;
+                let expected = format!("Unschedulable: 1 Insufficient {expected}");
+                assert!(message.ends_with(&expected), "{message}");
+            }
         }
     }
 }

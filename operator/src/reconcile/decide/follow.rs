@@ -67,9 +67,8 @@ pub(super) fn follow(
     }));
     let overdue = || {
         let is_starting = status.phase == Some(Phase::Starting);
-        is_starting
-            .then(|| start::overdue(&gang, &seen.job, status, seen.now))
-            .flatten()
+        let manifest = is_starting.then(|| GangRequest::from(valid).shape)?;
+        start::overdue(&gang, &seen.job, status, &manifest.requests, seen.now)
     };
     let stalled = || {
         let signs = seen.stall_signs.as_ref();
