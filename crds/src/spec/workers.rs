@@ -43,7 +43,7 @@ pub struct Workers {
     #[serde(default)]
     #[schemars(extend("maxProperties" = 32))]
     pub node_selector: BTreeMap<String, String>,
-    /// tolerations of the pods; GPU nodes are often tainted.
+    /// tolerations of the pods, besides one for taints NoSchedule whose key is gpuResource.
     #[serde(default)]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, Measurement, RunConfig};
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
@@ -73,6 +73,17 @@ pub struct PlacementRules {
 #[error("{}", .0.iter().map(|error| format!("spec.{error}")).collect::<Vec<_>>().join("; "))]
 pub struct InvalidJob(pub Vec<ConfigError>);
 
+/// Tolerates the taint that keeps pods without GPUs off their nodes, as the API server's admission plugin
+/// `ExtendedResourceToleration` does. It would come too late for placement.
+pub fn gpu_toleration(gpu_resource: &str) -> Toleration {
+    Toleration {
+        key: Some(gpu_resource.into()),
+        operator: Some("Exists".into()),
+        effect: Some("NoSchedule".into()),
+        ..Toleration::default()
+    }
+}
+
 impl ValidatedJob {
     /// The trainer's configuration on `nodes` nodes, with the same global batch if the gang may
     /// have that size. A gang of another size, before a change of the job, is about to be replaced.
@@ -102,6 +113,15 @@ impl ValidatedJob {
             workers.pod_annotations.extend(granted.pod_annotations.clone());
         }
         self
+    }
+
+    /// The pods' tolerations: the manifest's, and [that of its GPUs](gpu_toleration).
+    pub fn tolerations(&self) -> Vec<Toleration> {
+        let own = gpu_toleration(&self.spec.workers.gpu_resource);
+        let mut tolerations = self.spec.workers.tolerations.clone();
+        tolerations.retain(|toleration| *toleration != own);
+        tolerations.push(own);
+        tolerations
     }
 
     /// Requests and limits of the agent's sidecar for another trainer; `None` for vit-trainer. They

@@ -69,7 +69,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             subdomain: Some(job.name_any()),
             affinity: Some(pinned_to(member.node)),
             node_selector: some_if_any(workers.node_selector.clone()),
-            tolerations: some_if_any(workers.tolerations.clone()),
+            tolerations: Some(valid.tolerations()),
             priority_class_name: workers.priority_class_name.clone(),
             scheduler_name: spec.scheduling.scheduler_name.clone(),
             scheduling_group: member.is_grouped.then(|| PodSchedulingGroup {

@@ -53,7 +53,7 @@ fn pod_spec(valid: &ValidatedJob) -> PodSpec {
     PodSpec {
         restart_policy: Some("Never".into()),
         node_selector: Some(workers.node_selector.clone()),
-        tolerations: Some(workers.tolerations.clone()),
+        tolerations: Some(valid.tolerations()),
         priority_class_name: workers.priority_class_name.clone(),
         containers: vec![Container {
             name: CONTAINER.into(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crds::ValidatedJob;
 use crds::status::GpuGroup;
-use crds::validate::PlacementRules;
+use crds::validate::{PlacementRules, gpu_toleration};
 use k8s_openapi::api::core::v1::Toleration;
 
 use crate::facts::resources::{self, HOST_PORTS, PODS, Requests};
@@ -89,7 +89,7 @@ impl From<&ValidatedJob> for GangRequest {
                 gpu_resource: job.spec.workers.gpu_resource.clone(),
                 rules: job.placement.clone(),
                 node_selector: job.spec.workers.node_selector.clone(),
-                tolerations: job.spec.workers.tolerations.clone(),
+                tolerations: job.tolerations(),
                 requests,
                 ..Shape::default()
             }),
@@ -116,6 +116,7 @@ impl Shape {
             gpus_per_node: gpus,
             gpu_resource: gpu_resource.into(),
             requests: BTreeMap::from([(gpu_resource.into(), gpus)]),
+            tolerations: vec![gpu_toleration(gpu_resource)],
             ..Self::default()
         }
     }

@@ -1,3 +1,4 @@
+use crds::ViTTrainingJob;
 use crds::spec::Homogeneity;
 use crds::status::{Refusal, WaitStatus};
 use crds::words;
@@ -213,6 +214,35 @@ fn every_reason_refuses_a_node() {
         let codes: Vec<_> = reasons.map(|reason| (reason.code, reason.nodes)).collect();
         assert_eq!(codes, [(expected, 1)]);
     }
+}
+
+#[test]
+fn a_taint_that_keeps_pods_without_gpus_away_is_tolerated() {
+    let mut job = fixtures::job();
+    let nodes = |key: &str, effect: &str| {
+        Inventory::of(["a", "b"].map(|name| {
+            let mut node = fixtures::node(name, "Tesla-T4", 1);
+            node.spec.get_or_insert_default().taints = Some(vec![Taint {
+                key: key.into(),
+                value: Some("present".into()),
+                effect: effect.into(),
+                ..Taint::default()
+            }]);
+            node
+        }))
+    };
+    let fits = |job: &ViTTrainingJob, key, effect| {
+        let valid = crds::validate(job).expect("valid");
+        place(&GangRequest::from(&valid), &nodes(key, effect)).is_ok()
+    };
+    assert!(fits(&job, GPU, "NoSchedule"));
+    assert!(!fits(&job, GPU, "NoExecute") && !fits(&job, "dedicated", "NoSchedule"));
+    job.spec.workers.gpu_resource = "amd.com/gpu".into();
+    let own = crds::validate(&job).expect("valid").tolerations();
+    job.spec.workers.tolerations.clone_from(&own);
+    let both = crds::validate(&job).expect("valid").tolerations();
+    assert_eq!((own.len(), own[0].key.as_deref()), (1, Some("amd.com/gpu")));
+    assert_eq!(both, own, "it is not there twice");
 }
 
 #[test]
