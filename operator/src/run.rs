@@ -37,7 +37,7 @@ use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
 use crate::watch::trigger::{Trigger, own_api};
 
-/// Least time between reconciles of waiting jobs for new capacity: a starting node changes often.
+/// Least time between looks at waiting jobs for new capacity: a starting node changes often.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
 /// How long exit records are kept for a new leader: much longer than a lease lasts.
 const UNRECORDED: Duration = Duration::from_secs(600);
@@ -140,7 +140,7 @@ async fn run_on(
     let known: Cache<StoredJob> = Cache::new(move |event| {
         if planner.lock().follow_jobs(event) {
             // The receiver lives as long as the process.
-            let _ = capacity.send(Trigger::Waiting);
+            let _ = capacity.send(Trigger::Capacity);
         }
     });
     let followed = known.clone();
@@ -282,10 +282,9 @@ async fn control(
         () = context.settings.pod_groups.discover(&context.client) => {}
         () = stop.cancelled() => return,
     }
-    let jobs = controller.store();
     controller
         .with_config(controller::Config::default().concurrency(ROUNDS_AT_ONCE))
-        .reconcile_on(rounds(triggered, jobs))
+        .reconcile_on(rounds(triggered, Arc::clone(&context)))
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile, error_policy, Arc::clone(&context))
         .for_each(|result| {
@@ -347,14 +346,14 @@ async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: Canc
         .await;
 }
 
-/// Maps triggers to jobs to reconcile. Changes of capacity within [`WAITING_ROUNDS`] are batched, and so
-/// are those of jobs that do not exist: the round of one of them forgets all that are gone.
+/// Maps triggers to jobs to reconcile. Changes for waiting jobs within [`WAITING_ROUNDS`] are batched, and
+/// so are those of jobs that do not exist: the round of one of them forgets all that are gone.
 fn rounds(
     triggered: mpsc::UnboundedReceiver<Trigger>,
-    jobs: Store<StoredJob>,
+    context: Arc<Context>,
 ) -> impl Stream<Item = ObjectRef<StoredJob>> + Send + 'static {
-    let state = (triggered, jobs, Batch::default());
-    stream::unfold(state, |(mut triggered, jobs, mut batch)| async move {
+    let state = (triggered, context, Batch::default());
+    stream::unfold(state, |(mut triggered, context, mut batch)| async move {
         let at = batch.due;
         let pause = async move {
             match at {
@@ -365,26 +364,28 @@ fn rounds(
         let looked_at = tokio::select! {
             () = pause => {
                 let batch = std::mem::take(&mut batch);
-                let waiting = if batch.capacity_changed { waiting(&jobs) } else { vec![] };
+                let waiting = match batch.waiting {
+                    None => vec![],
+                    Some(Waiters::WithNews) => news(&context),
+                    Some(Waiters::All) => waiting(context.jobs.store()),
+                };
                 waiting.into_iter().chain(batch.gone).collect()
             }
             trigger = triggered.recv() => match trigger? {
                 Trigger::Job { namespace, name } => {
                     let job = ObjectRef::new(&name).within(&namespace);
-                    if jobs.get(&job).is_some() {
+                    if context.jobs.store().get(&job).is_some() {
                         vec![job]
                     } else {
                         batch.gone = Some(job);
                         batch.is_due_soon()
                     }
                 }
-                Trigger::Waiting => {
-                    batch.capacity_changed = true;
-                    batch.is_due_soon()
-                }
+                Trigger::Capacity => batch.look_at(Waiters::WithNews),
+                Trigger::Waiting => batch.look_at(Waiters::All),
             },
         };
-        Some((stream::iter(looked_at), (triggered, jobs, batch)))
+        Some((stream::iter(looked_at), (triggered, context, batch)))
     })
     .flatten()
 }
@@ -393,18 +394,40 @@ fn rounds(
 #[derive(Default)]
 struct Batch {
     due: Option<tokio::time::Instant>,
-    capacity_changed: bool,
+    waiting: Option<Waiters>,
     /// A job that does not exist.
     gone: Option<ObjectRef<StoredJob>>,
 }
 
+/// Waiting jobs to look at.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Waiters {
+    /// Those whose decision of the planner changed.
+    WithNews,
+    All,
+}
+
 impl Batch {
+    fn look_at(&mut self, waiters: Waiters) -> Vec<ObjectRef<StoredJob>> {
+        self.waiting = self.waiting.max(Some(waiters));
+        self.is_due_soon()
+    }
+
     /// Nothing to reconcile now.
     fn is_due_soon(&mut self) -> Vec<ObjectRef<StoredJob>> {
         self.due
             .get_or_insert_with(|| tokio::time::Instant::now() + WAITING_ROUNDS);
         vec![]
     }
+}
+
+/// The waiting jobs whose decision of the planner changed.
+fn news(context: &Context) -> Vec<ObjectRef<StoredJob>> {
+    let changed = context.caches.planner().news(context.settings.clock.now());
+    let names = changed.iter().filter_map(|job| job.split_once('/'));
+    names
+        .map(|(namespace, name)| ObjectRef::new(name).within(namespace))
+        .collect()
 }
 
 fn waiting(jobs: &Store<StoredJob>) -> Vec<ObjectRef<StoredJob>> {
@@ -447,12 +470,14 @@ mod tests {
 
     use ::http::{Method, Request, Response};
     use jiff::SignedDuration;
+    use k8s_openapi::api::core::v1::{Node, Pod};
     use kube::client::Body;
     use serde_json::Value;
 
     use super::*;
     use crate::fixtures;
 
+    mod capacity;
     mod faults;
 
     fn arguments() -> RunArguments {
@@ -468,6 +493,29 @@ mod tests {
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
         }
+    }
+
+    fn context(
+        client: Client,
+        jobs: Cache<StoredJob>,
+        nodes: &[Node],
+        pods: &[Pod],
+        triggers: mpsc::UnboundedSender<Trigger>,
+    ) -> Arc<Context> {
+        Arc::new(Context::new(
+            client,
+            jobs,
+            Caches::holding(SharedPlanner::default(), nodes, pods, &[]),
+            triggers,
+            Arc::new(Metrics::new().expect("registers")),
+            Settings {
+                network_policies: false,
+                pod_groups: PodGroups::new(false),
+                agent_image: None,
+                clock: Clock::starting_at(fixtures::at(100)),
+            },
+            "test".into(),
+        ))
     }
 
     #[tokio::test]
@@ -486,12 +534,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn changes_of_capacity_are_gathered_and_told_to_waiting_jobs_only() {
-        let (jobs, mut writer) = kube::runtime::reflector::store();
+    async fn changes_for_all_waiting_jobs_are_gathered_and_told_to_them_only() {
+        let jobs = Cache::new(|_| ());
         for (name, phase) in [("waiting", Phase::Pending), ("running", Phase::Running)] {
             let mut job = fixtures::job_in(phase, 1);
             job.metadata.name = Some(name.into());
-            writer.apply_watcher_event(&watcher::Event::Apply(job.into()));
+            jobs.watched(watcher::Event::Apply(job.into()));
         }
         let (triggers, triggered) = mpsc::unbounded_channel();
         for _ in 0..100 {
@@ -502,7 +550,9 @@ mod tests {
             name: "running".into(),
         };
         triggers.send(pods).expect("sent");
-        let mut rounds = Box::pin(rounds(triggered, jobs));
+        let (service, _server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let context = context(Client::new(service, "default"), jobs, &[], &[], triggers);
+        let mut rounds = Box::pin(rounds(triggered, context));
         let mut names = Vec::new();
         while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
             names.push(job.name);
@@ -554,25 +604,9 @@ mod tests {
         let changes = changes.inspect_ok(move |job: &StoredJob| {
             watched.watched(watcher::Event::Apply(job.clone()));
         });
-        let context = Arc::new(Context::new(
-            Client::new(service, "default"),
-            known,
-            Caches::holding(
-                SharedPlanner::default(),
-                &nodes,
-                &fixtures::pod_objects(1, "Running"),
-                &[],
-            ),
-            triggers,
-            Arc::new(Metrics::new().expect("registers")),
-            Settings {
-                network_policies: false,
-                pod_groups: PodGroups::new(false),
-                agent_image: None,
-                clock: Clock::starting_at(fixtures::at(100)),
-            },
-            "test".into(),
-        ));
+        let client = Client::new(service, "default");
+        let pods = fixtures::pod_objects(1, "Running");
+        let context = context(client, known, &nodes, &pods, triggers);
         let stop = CancellationToken::new();
         let controller = Controller::for_stream(changes, store);
         let working = tokio::spawn(control(controller, context, triggered, stop.clone()));

@@ -152,7 +152,7 @@ fn not_written(context: &Context, seen: &Observation, step: &Step, error: &Error
         // Repeatedly refused jobs would wake one another despite their back-off.
         if is_released && context.memory.failures(&uid) == 0 {
             // The receiver lives as long as the process.
-            let _ = context.triggers.send(Trigger::Waiting);
+            let _ = context.triggers.send(Trigger::Capacity);
         }
     } else if step.status.attempt > seen.status().attempt {
         let version = seen.job.resource_version().unwrap_or_default();

@@ -297,7 +297,7 @@ fn context_with(
     let (planner, capacity) = (caches.planner().clone(), triggers.clone());
     let jobs = Cache::new(move |event| {
         if planner.lock().follow_jobs(event) {
-            let _ = capacity.send(Trigger::Waiting);
+            let _ = capacity.send(Trigger::Capacity);
         }
     });
     Arc::new(Context::new(

@@ -114,12 +114,15 @@ impl Caches {
                 events_of::<Node>(client),
                 subscribers.clone(),
                 follow_nodes,
+                Trigger::Capacity,
                 nodes,
             )) as BoxFuture<'static, ()>,
             Box::pin(watch_planned(
                 events_of::<PriorityClass>(client),
                 subscribers.clone(),
                 Planner::follow_classes,
+                // The planner does not know jobs that wait for quota.
+                Trigger::Waiting,
                 classes,
             )),
             Box::pin(watch_pods(
@@ -366,18 +369,19 @@ async fn watch_all<K>(
         .await;
 }
 
-/// Watches the objects of a kind for the planner only. A relevant change triggers waiting jobs.
+/// Watches the objects of a kind for the planner only. A relevant change sends the trigger.
 async fn watch_planned<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     subscribers: Subscribers,
     mut follow: impl FnMut(&mut Planner, &Event<K>) -> bool + Send,
+    trigger: Trigger,
     listed: latest::Sender<bool>,
 ) {
     let follow = |planner: &mut Planner, event: Event<K>| {
         let is_news = follow(planner, &event);
         let is_whole = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
         if is_news && is_whole {
-            vec![Trigger::Waiting]
+            vec![trigger.clone()]
         } else {
             vec![]
         }
@@ -419,7 +423,7 @@ fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
         Event::Apply(pod) | Event::InitApply(pod) => (pod, has_ended(pod)),
         Event::Delete(pod) => (pod, true),
         Event::Init => return vec![],
-        Event::InitDone => return vec![Trigger::Waiting],
+        Event::InitDone => return vec![Trigger::Capacity],
     };
     let mut triggers: Vec<Trigger> = owner_of(&pod.metadata).into_iter().collect();
     let held_gpus = pod
@@ -427,7 +431,7 @@ fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
         .as_ref()
         .is_some_and(|spec| requests_of(spec).keys().any(|resource| resource.contains('/')));
     if is_gone && held_gpus && (bound_node(pod).is_some() || !triggers.is_empty()) {
-        triggers.push(Trigger::Waiting);
+        triggers.push(Trigger::Capacity);
     }
     triggers
 }

@@ -10,8 +10,10 @@ use kube::{Api, Client, Resource};
 pub(crate) enum Trigger {
     /// One job.
     Job { namespace: String, name: String },
-    /// Every job that waits for GPUs.
+    /// Every job that waits, for GPUs or a queue's quota.
     Waiting,
+    /// The waiting jobs whose decision of the planner changed with GPUs or the queue.
+    Capacity,
 }
 
 /// The job that controls an object.

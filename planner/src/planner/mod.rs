@@ -32,7 +32,7 @@ use crate::policy::queue::{Order, Waiter};
 use crate::policy::request::{GangRequest, Shape};
 use cluster_state::ClusterState;
 use jobs::Job;
-use pass::Pass;
+use pass::{Pass, Wait};
 
 /// The decision about a job that requests GPUs.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -84,6 +84,11 @@ impl SharedPlanner {
         blocking(|| self.lock().place(uid, version, attempt, now))
     }
 
+    /// [`Planner::news`].
+    pub fn news(&self, now: Timestamp) -> Vec<Arc<str>> {
+        blocking(|| self.lock().news(now))
+    }
+
     /// [`Planner::growth`].
     pub fn growth(&self, uid: &str, now: Timestamp) -> Option<usize> {
         blocking(|| self.lock().growth(uid, now))
@@ -112,6 +117,8 @@ pub struct Planner {
     /// Waiting jobs without a promise.
     queue: BTreeMap<Order, Arc<Waiter>>,
     pass: Pass,
+    /// What waiting jobs know of their outcome: that they fit, or why not.
+    known: HashMap<Order, Result<(), Wait>>,
     /// Whether jobs of the pass have changed.
     is_stale: bool,
 }
@@ -187,10 +194,13 @@ impl Planner {
         let key = job.key.clone();
         self.replan(now);
         Some(match self.pass.outcome(&waiter.order)? {
-            Err(wait) => Decision::Waits(Waiting::NoFit {
-                rejected: wait.reasons.rejections(&waiter.request, &BTreeSet::new()),
-                wait: self.pass.wait_status(&waiter, wait),
-            }),
+            Err(wait) => {
+                self.known.insert(waiter.order.clone(), Err(wait.clone()));
+                Decision::Waits(Waiting::NoFit {
+                    rejected: wait.reasons.rejections(&waiter.request, &BTreeSet::new()),
+                    wait: self.pass.wait_status(&waiter, wait),
+                })
+            }
             Ok((placement, reasons)) => {
                 let placement = placement.clone().explained(&waiter.request, reasons);
                 let promise = Promise {
@@ -215,6 +225,30 @@ impl Planner {
             self.join(uid, &job);
             self.jobs.insert(uid.into(), job);
         }
+    }
+
+    /// The waiting jobs, as `namespace/name`, that fit now or wait for other reasons than the last call,
+    /// or their last round, found.
+    pub fn news(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        self.replan(now);
+        let mut known = std::mem::take(&mut self.known);
+        let mut news = Vec::new();
+        for (order, waiter) in &self.queue {
+            let Some(outcome) = self.pass.outcome(order) else {
+                continue;
+            };
+            let is_known = match (known.remove(order), outcome) {
+                (Some(Ok(())), Ok(_)) => true,
+                (Some(Err(last)), Err(wait)) => wait.is_like(&last, &waiter.request),
+                _ => false,
+            };
+            if !is_known {
+                news.push(Arc::clone(&order.job));
+            }
+            let outcome = outcome.as_ref().map(|_| ()).map_err(Wait::clone);
+            self.known.insert(order.clone(), outcome);
+        }
+        news
     }
 
     /// The number of nodes to which a running elastic gang could grow; its nodes count as free.

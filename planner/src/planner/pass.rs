@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::cluster_state::ClusterState;
 use crate::policy::placement::{Claim, Gpus, Placement, Reasons};
 use crate::policy::queue::{Order, PATIENCE, Waiter};
-use crate::policy::request::Shape;
+use crate::policy::request::{GangRequest, Shape};
 
 /// A pass's decision about a job: its placement, with the reasons against other groups.
 pub(crate) type Outcome = Result<(Placement, Arc<Reasons>), Wait>;
@@ -22,6 +22,14 @@ pub(crate) struct Wait {
     reserved_nodes: usize,
     /// Another job with a reservation of a node that fits this one.
     held_back_for: Option<Arc<str>>,
+}
+
+impl Wait {
+    /// Whether it differs at most in numbers and names.
+    pub(super) fn is_like(&self, other: &Self, request: &GangRequest) -> bool {
+        let kind = |wait: &Self| (wait.reserved_nodes > 0, wait.held_back_for.is_some());
+        kind(self) == kind(other) && self.reasons.are_like(&other.reasons, request)
+    }
 }
 
 /// One pass over the waiting jobs, in order. It holds each job's nodes, and can be continued with

@@ -336,6 +336,40 @@ fn one_pass_serves_all_rounds_until_something_changes() {
 }
 
 #[test]
+fn jobs_hear_when_they_fit_or_wait_for_other_reasons_than_they_know() {
+    let mut planner = planner(&["a", "b", "c"]);
+    let small = job("small", 1, 1);
+    planner.send(&[
+        &running_on(job("busy", 1, 0), &["a"]),
+        &small,
+        &job("large", 4, 2),
+    ]);
+    let news = |planner: &mut Planner| planner.news(at(100)).join(" ");
+    assert_eq!(news(&mut planner), "research/small research/large");
+    assert_eq!(news(&mut planner), "");
+    // More nodes in use, or fewer, are the same reason.
+    let other = running_on(job("other", 1, 3), &["b"]);
+    planner.send(&[&other]);
+    assert_eq!(news(&mut planner), "");
+    planner.follow_jobs(&deleted(&other));
+    assert_eq!(news(&mut planner), "");
+    let mut cordoned = fixtures::node("c", "Tesla-T4", 1);
+    cordoned.spec.get_or_insert_default().unschedulable = Some(true);
+    planner.follow_nodes(&Event::Apply(cordoned));
+    assert_eq!(news(&mut planner), "research/large");
+    // It knows what its own round found.
+    planner.follow_nodes(&Event::Apply(fixtures::node("c", "Tesla-T4", 1)));
+    planner.ask("large");
+    assert_eq!(news(&mut planner), "");
+    assert_eq!(planner.nodes_for("small"), "b");
+    planner.release(&uid("small"), 1);
+    planner.add_nodes(&["d"], "Tesla-T4");
+    planner.follow_jobs(&deleted(&small));
+    planner.follow_jobs(&deleted(&running_on(job("busy", 1, 0), &["a"])));
+    assert_eq!(news(&mut planner), "research/large");
+}
+
+#[test]
 fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
     let nodes = ["a", "b", "c", "d"];
     let slow_on_b = |is_avoided| {

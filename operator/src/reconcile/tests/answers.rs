@@ -178,7 +178,7 @@ impl Cluster {
         let used =
             |node: &str| self.context.planner.lock().inventory().nodes[node].resources["nvidia.com/gpu"].used;
         assert_eq!(used("a"), used("b"));
-        (used("a") == 1, self.triggered.try_recv() == Ok(Trigger::Waiting))
+        (used("a") == 1, self.triggered.try_recv() == Ok(Trigger::Capacity))
     }
 
     /// A poll of the agents of [`fixtures::job`] is answered.

@@ -12,15 +12,16 @@ use tower::ServiceExt as _;
 use tower_test::mock::{self, SendResponse};
 
 use super::*;
+use crate::metrics::gpu_counts::GpuCounts;
 
-type Answer = Response<Content>;
+pub(super) type Answer = Response<Content>;
 
-fn answer(code: u16, body: &Value) -> Answer {
+pub(super) fn answer(code: u16, body: &Value) -> Answer {
     let body = Content::from(body.to_string());
     Response::builder().status(code).body(body).expect("an answer")
 }
 
-fn list(objects: &[Value]) -> Answer {
+pub(super) fn list(objects: &[Value]) -> Answer {
     answer(
         200,
         &json!({"metadata": {"resourceVersion": "1"}, "items": objects}),
@@ -32,23 +33,23 @@ fn failure(code: u16, reason: &str) -> Answer {
 }
 
 /// The answer to a watch with these events.
-fn watched(events: impl Stream<Item = Value> + Send + 'static) -> Answer {
+pub(super) fn watched(events: impl Stream<Item = Value> + Send + 'static) -> Answer {
     let lines = events.map(|event| Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))));
     Response::new(Content::from_stream(lines))
 }
 
 /// A call of the operator.
-struct Call {
+pub(super) struct Call {
     method: Method,
-    path: String,
-    is_watch: bool,
-    body: Value,
-    answer: SendResponse<Answer>,
+    pub(super) path: String,
+    pub(super) is_watch: bool,
+    pub(super) body: Value,
+    pub(super) answer: SendResponse<Answer>,
 }
 
 impl Call {
     /// Answers that nothing exists, that nothing happens, or that what was sent is stored.
-    fn answer_as_usual(self) {
+    pub(super) fn answer_as_usual(self) {
         self.answer.send_response(match self.method {
             Method::GET if self.is_watch => watched(stream::pending()),
             Method::GET if self.path.contains("/leases/") => failure(404, "NotFound"),
@@ -67,13 +68,14 @@ fn study() -> Value {
 }
 
 /// An operator that runs until this is dropped, and its calls.
-struct Running {
+pub(super) struct Running {
     server: mock::Handle<Request<Body>, Answer>,
     operator: AbortOnDropHandle<Result<(), RunError>>,
+    metrics: Arc<Metrics>,
 }
 
 impl Running {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let (service, server) = mock::pair();
         let metrics = Arc::new(Metrics::new().expect("registers"));
         let service = service.map_response(|answer: Answer| {
@@ -81,13 +83,31 @@ impl Running {
             answer
         });
         let client = Client::new(service, "default");
-        let running = run_on(client, metrics, arguments(), CancellationToken::new());
+        let running = run_on(
+            client,
+            Arc::clone(&metrics),
+            arguments(),
+            CancellationToken::new(),
+        );
         let operator = AbortOnDropHandle::new(tokio::spawn(running));
-        Self { server, operator }
+        Self {
+            server,
+            operator,
+            metrics,
+        }
+    }
+
+    /// The rounds of all jobs and studies.
+    pub(super) fn rounds(&self) -> u64 {
+        let metrics = self.metrics.render([], &GpuCounts::default(), fixtures::at(0));
+        let metrics = metrics.expect("renders");
+        let mut lines = metrics.lines();
+        let rounds = lines.find_map(|line| line.strip_prefix("vit_operator_reconciles_total "));
+        rounds.expect("counted").parse().expect("a number")
     }
 
     /// The next call before `end`.
-    async fn call_before(&mut self, end: Instant) -> Option<Call> {
+    pub(super) async fn call_before(&mut self, end: Instant) -> Option<Call> {
         let call = tokio::time::timeout_at(end, self.server.next_request()).await;
         let (request, answer) = call.ok()?.expect("it runs");
         let query = request.uri().query().unwrap_or_default();
@@ -281,8 +301,10 @@ async fn every_answer_of_a_busy_server_is_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
-    let (jobs, mut writer) = kube::runtime::reflector::store();
-    writer.apply_watcher_event(&watcher::Event::Apply(fixtures::job_in(Phase::Pending, 0).into()));
+    let jobs = Cache::new(|_| ());
+    jobs.watched(watcher::Event::Apply(
+        fixtures::job_in(Phase::Pending, 0).into(),
+    ));
     let (triggers, triggered) = mpsc::unbounded_channel();
     for pod in 0..100 {
         let unknown = Trigger::Job {
@@ -291,7 +313,9 @@ async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
         };
         triggers.send(unknown).expect("sent");
     }
-    let mut rounds = Box::pin(rounds(triggered, jobs));
+    let (service, _server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let context = context(Client::new(service, "default"), jobs, &[], &[], triggers);
+    let mut rounds = Box::pin(rounds(triggered, context));
     let mut names = Vec::new();
     while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
         names.push(job.name);

@@ -6,7 +6,7 @@ fn pods_of_others_tell_when_they_let_go_of_gpus() {
     let mut foreign = fixtures::pod_objects(1, "Running").remove(0);
     foreign.metadata.owner_references = None;
     assert_eq!(triggers_of(&Event::Apply(foreign.clone())), []);
-    assert_eq!(triggers_of(&Event::Delete(foreign.clone())), [Trigger::Waiting]);
+    assert_eq!(triggers_of(&Event::Delete(foreign.clone())), [Trigger::Capacity]);
     foreign.spec.as_mut().expect("a spec").containers[0].resources = None;
     assert_eq!(triggers_of(&Event::Delete(foreign)), []);
 }
@@ -20,7 +20,7 @@ fn own_pods_ask_for_a_look_at_their_job() {
     };
     assert_eq!(triggers_of(&Event::Apply(pod)), std::slice::from_ref(&job));
     let ended = fixtures::pod_objects(1, "Succeeded").remove(0);
-    assert_eq!(triggers_of(&Event::Apply(ended)), [job, Trigger::Waiting]);
+    assert_eq!(triggers_of(&Event::Apply(ended)), [job, Trigger::Capacity]);
 }
 
 #[test]

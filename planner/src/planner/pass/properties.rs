@@ -13,7 +13,7 @@ use crate::facts::inventory::Inventory;
 use crate::fixtures::at;
 use crate::policy::placement::random::{any_cluster, elastic_gang, name_of, node};
 use crate::policy::placement::{Placement, View, place};
-use crate::policy::request::{Avoidance, GangRequest};
+use crate::policy::request::Avoidance;
 
 fn state_of(inventory: &Inventory) -> ClusterState {
     ClusterState::of(Fleet::of(inventory.clone()))

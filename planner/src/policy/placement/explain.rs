@@ -40,6 +40,13 @@ pub(super) fn rejected_nodes(code: Refusal, names: &BTreeSet<Arc<str>>) -> Rejec
 }
 
 impl GroupReasons {
+    /// The most fitting nodes of one domain, if that is too few although the group has enough.
+    fn too_small_domain(&self, request: &GangRequest) -> Option<usize> {
+        let suffices = self.fitting >= request.nodes;
+        self.largest_domain
+            .filter(|largest| suffices && *largest < request.nodes)
+    }
+
     /// GPUs of the fitting nodes, used or not, that the gang would leave over.
     fn left_over(&self, request: &GangRequest) -> i64 {
         let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
@@ -57,10 +64,9 @@ impl Reasons {
         let is_chosen = |reasons: &&GroupReasons| chosen.contains(&reasons.group);
         let only = self.0.iter().find(is_chosen).filter(|_| chosen.len() == 1);
         let rejected = |reasons: &GroupReasons| {
-            let suffices = reasons.fitting >= request.nodes;
-            let too_small = |largest: &usize| suffices && *largest < request.nodes;
-            let largest_domain = reasons.largest_domain.filter(too_small);
-            let chosen = only.filter(|_| suffices && largest_domain.is_none());
+            let largest_domain = reasons.too_small_domain(request);
+            let suffices = reasons.fitting >= request.nodes && largest_domain.is_none();
+            let chosen = only.filter(|_| suffices);
             RejectedGroup {
                 group: self.label(&reasons.group),
                 nodes: count(reasons.fitting) + reasons.refused.iter().map(|nodes| nodes.nodes).sum::<i32>(),
@@ -75,6 +81,18 @@ impl Reasons {
         };
         let others = self.0.iter().filter(|reasons| !is_chosen(reasons));
         others.take(GROUPS_IN_STATUS).map(rejected).collect()
+    }
+
+    /// Whether the [rejections](Self::rejections) of all groups differ at most in numbers and names.
+    pub(crate) fn are_like(&self, other: &Self, request: &GangRequest) -> bool {
+        let kind = |reasons: &GroupReasons| {
+            let codes: Vec<Refusal> = reasons.refused.iter().map(|nodes| nodes.code).collect();
+            (reasons.too_small_domain(request).is_some(), codes)
+        };
+        let shown = |reasons: &Self| reasons.0.len().min(GROUPS_IN_STATUS);
+        let mut pairs = self.0.iter().zip(&other.0).take(GROUPS_IN_STATUS);
+        shown(self) == shown(other)
+            && pairs.all(|(left, right)| left.group == right.group && kind(left) == kind(right))
     }
 
     /// The product; if several groups have it, with all properties in which they may differ.
