@@ -262,7 +262,8 @@ pub struct PlacementStatus {
     /// rejectedGroups are the groups that were not chosen, with reasons; at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected_groups: Vec<RejectedGroup>,
-    /// wait is what a job waits for that fits nowhere; its counts and names are updated within a minute.
+    /// wait is what a job waits for that fits nowhere; its counts and names are updated within a minute, or
+    /// more if over 60 jobs wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<WaitStatus>,
 }

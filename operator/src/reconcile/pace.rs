@@ -21,10 +21,12 @@ pub(super) const PROGRESS_WRITES: u32 = 25;
 const START_WRITES: u32 = 5;
 /// ... but each gang's are written this often.
 pub(super) const START_WRITTEN_EVERY: Duration = Duration::from_secs(60);
+/// Most writes of the counts and names in reasons per second, for all waiting jobs.
+const WAITING_WRITES: u32 = 2;
 /// A job counts as running if its agents were polled within this time, as starting if written so.
 const LATELY: Duration = Duration::from_secs(60);
-/// Between rounds of a waiting job, which watches trigger for new capacity, and between writes of the
-/// counts in its reasons.
+/// Between rounds of a waiting job, which watches trigger for new capacity, and least time between
+/// writes of the counts in its reasons.
 pub(super) const WAITING: Duration = Duration::from_secs(30);
 /// Between rounds of an idle job.
 pub(super) const RESTING: Duration = Duration::from_secs(300);
@@ -49,7 +51,14 @@ pub(super) fn can_wait(
             context.memory.polled_within(LATELY),
             PROGRESS_WRITES,
         ),
-        Some(Phase::Pending) => WAITING,
+        Some(Phase::Pending) => {
+            let wait = next
+                .placement
+                .as_ref()
+                .and_then(|placement| placement.wait.as_ref());
+            let jobs = wait.map_or(1, |wait| usize::try_from(wait.waiting).unwrap_or(1));
+            pace(WAITING, jobs, WAITING_WRITES)
+        }
         _ => return false,
     };
     let written = context.memory.since_write(&job.uid().unwrap_or_default());

@@ -15,7 +15,7 @@ use kube::client::Body;
 use kube::runtime::controller::Action;
 use kube::runtime::watcher::Event as WatchEvent;
 use kube::{Api, Client, ResourceExt as _};
-use planner::SharedPlanner;
+use planner::{Planner, SharedPlanner};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower_test::mock::{self, Handle};
@@ -476,19 +476,48 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
     );
 }
 
+/// Pods of nobody on a, and now and then on b.
+fn use_changes(planner: &mut Planner, round: usize) {
+    for (node_rank, phase) in ["Running", ["Running", "Succeeded"][round / 2 % 2]]
+        .iter()
+        .enumerate()
+    {
+        let mut pod = fixtures::pod_objects(1, phase).swap_remove(node_rank);
+        pod.metadata.owner_references = None;
+        planner.follow_pods(&WatchEvent::Apply(pod));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_counts_of_many_waiting_jobs_are_written_twice_a_second_in_all() {
+    let happens = |planner: &SharedPlanner, round| {
+        let mut planner = planner.lock();
+        for other in 1..120 {
+            let mut job = fixtures::job();
+            job.spec.workers.nodes = 3;
+            job.metadata.name = Some(format!("other-{other}"));
+            job.metadata.uid = job.metadata.name.clone();
+            planner.follow_jobs(&WatchEvent::Apply(job.into()));
+        }
+        use_changes(&mut planner, round);
+    };
+    let mut job = fixtures::job();
+    job.spec.workers.nodes = 3;
+    for (seconds, writes) in [(59, 1), (63, 2)] {
+        let rounds = Rounds {
+            happens: Some(happens),
+            ..Rounds::fresh()
+        };
+        let (calls, _, _) = rounds.run(job.clone(), seconds).await;
+        assert_eq!(calls.len(), writes + 1, "{seconds} s: {calls:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn reasons_of_a_job_that_waits_are_written_at_once_and_their_counts_and_names_every_half_minute() {
     let happens = |planner: &SharedPlanner, round| {
         let mut planner = planner.lock();
-        // Pods of nobody on a, and now and then on b.
-        for (node_rank, phase) in ["Running", ["Running", "Succeeded"][round / 2 % 2]]
-            .iter()
-            .enumerate()
-        {
-            let mut pod = fixtures::pod_objects(1, phase).swap_remove(node_rank);
-            pod.metadata.owner_references = None;
-            planner.follow_pods(&WatchEvent::Apply(pod));
-        }
+        use_changes(&mut planner, round);
         let mut node = fixtures::node("c", "Tesla-T4", 1);
         node.spec.get_or_insert_default().unschedulable = Some(round >= 70);
         planner.follow_nodes(&WatchEvent::Apply(node));
