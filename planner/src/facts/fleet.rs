@@ -16,7 +16,7 @@ use kube::runtime::watcher::Event;
 use super::inventory::{Inventory, NodeFacts, Shared, facts};
 use super::listing::Listing;
 use super::pods::{JobKey, Membership, bound_node, has_ended, pinned_node};
-use super::resources::{Holder, Requests, Resources, hold, requests_of};
+use super::resources::{HOST_PORTS, Holder, Requests, Resources, hold, requests_of};
 
 /// Nodes promised to an attempt whose pods may not be in the caches yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,12 +118,15 @@ impl Fleet {
         is_released
     }
 
-    /// The nodes changed since the last call, other than by the pass.
+    /// The nodes with devices changed since the last call, other than by the pass. No gang fits on others.
     pub(crate) fn take_changes(&mut self) -> Vec<Arc<str>> {
         let touched = std::mem::take(&mut self.touched);
         touched
             .into_iter()
-            .filter(|(name, before)| self.node(name) != before.as_ref())
+            .filter(|(name, before)| {
+                let now = self.node(name);
+                now != before.as_ref() && now.into_iter().chain(before).any(has_devices)
+            })
             .map(|(name, _)| name)
             .collect()
     }
@@ -164,8 +167,9 @@ impl Fleet {
             None => take_over(&mut new.resources, &self.strays.remove(&name).unwrap_or_default()),
         }
         self.touch(&name);
-        self.inventory.nodes.insert(name, new);
-        true
+        let has_devices_now = has_devices(&new);
+        let old = self.inventory.nodes.insert(name, new);
+        has_devices_now || old.as_ref().is_some_and(has_devices)
     }
 
     fn remove_node(&mut self, name: &str) {
@@ -249,7 +253,7 @@ impl Fleet {
         counts
     }
 
-    fn count(&mut self, node: &str, requests: &Requests, holder: Holder, times: i64) {
+    pub(crate) fn count(&mut self, node: &str, requests: &Requests, holder: Holder, times: i64) {
         self.touch(node);
         hold(self.resources(node), requests, holder, times);
         self.forget_stray(node);
@@ -293,6 +297,12 @@ impl Fleet {
         self.touch(name);
         self.inventory.nodes.insert(Arc::clone(name), facts);
     }
+}
+
+/// Whether a node has an extended resource, such as GPUs.
+fn has_devices(node: &NodeFacts) -> bool {
+    let mut resources = node.resources.keys();
+    resources.any(|resource| resource.contains('/') && **resource != *HOST_PORTS)
 }
 
 /// Copies the used amounts to a node that was read again.

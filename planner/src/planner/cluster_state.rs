@@ -1,5 +1,6 @@
 //! The cluster state of a pass.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::facts::fleet::Fleet;
@@ -17,18 +18,28 @@ pub(crate) struct ClusterState {
     pub(crate) fleet: Fleet,
     /// The least recently used comes first.
     views: Vec<View>,
+    /// Nodes held by the pass: decisions saw them without some of its holds, as no view does now.
+    held: HashSet<Arc<str>>,
+    /// Whether a view was evicted during the pass.
+    has_lost_view: bool,
     #[cfg(test)]
     pub(crate) views_made: usize,
 }
 
 impl ClusterState {
-    /// Updates all views with the fleet's changes. Returns whether there were any.
+    /// Updates all views with the fleet's changes. Returns whether any may matter to the pass.
     pub(crate) fn catch_up(&mut self) -> bool {
-        let changed = self.fleet.take_changes();
-        for node in &changed {
-            self.update_views(node);
+        let mut matters = false;
+        for node in self.fleet.take_changes() {
+            matters |= self.update_views(&node) || self.held.contains(&node) || self.has_lost_view;
         }
-        !changed.is_empty()
+        matters
+    }
+
+    /// Forgets what mattered to a pass that was released.
+    pub(crate) fn forget_pass(&mut self) {
+        self.held.clear();
+        self.has_lost_view = false;
     }
 
     /// The view for a shape. Shapes that differ only in avoided nodes share one.
@@ -39,6 +50,7 @@ impl ClusterState {
         } else {
             if self.views.len() == VIEWS {
                 self.views.remove(0);
+                self.has_lost_view = true;
             }
             #[cfg(test)]
             {
@@ -58,15 +70,18 @@ impl ClusterState {
         matches!(verdict, Some(Verdict::Fits { .. } | Verdict::Busy { .. }))
     }
 
-    fn update_views(&mut self, node: &Arc<str>) {
+    /// Returns whether any view may have changed.
+    fn update_views(&mut self, node: &Arc<str>) -> bool {
         let facts = self.fleet.node(node);
-        for view in &mut self.views {
-            view.update(node, facts);
-        }
+        let views = self.views.iter_mut();
+        views.fold(false, |changed, view| view.update(node, facts) | changed)
     }
 
     /// Holds a pod's requests for the pass, or (`times` -1) releases them.
     pub(crate) fn hold(&mut self, node: &Arc<str>, shape: &Shape, times: i64) {
+        if times > 0 {
+            self.held.insert(Arc::clone(node));
+        }
         self.fleet.hold_for_pass(node, &shape.requests, times);
         self.update_views(node);
     }

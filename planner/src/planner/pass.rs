@@ -96,6 +96,7 @@ impl Pass {
         for node in self.reserved.keys() {
             cluster.reserve(node, None);
         }
+        cluster.forget_pass();
         Self {
             reserved_before: self.reserved,
             ..Self::default()

@@ -336,6 +336,81 @@ fn one_pass_serves_all_rounds_until_something_changes() {
 }
 
 #[test]
+fn what_happens_on_nodes_without_gpus_or_to_resources_that_nobody_asks_for_starts_no_new_pass() {
+    let mut planner = planner(&["a", "b", "c"]);
+    let web = |node: &str, port: Option<i32>| {
+        let mut pod = fixtures::pod_objects(1, "Running").remove(0);
+        pod.metadata.owner_references = None;
+        pod.metadata.name = Some(format!("web-{node}"));
+        let spec = pod.spec.as_mut().expect("a spec");
+        spec.node_name = Some(node.into());
+        let resources = serde_json::json!({"requests": {"cpu": "1"}});
+        spec.containers[0].resources = serde_json::from_value(resources).ok();
+        spec.containers[0].ports = port.map(|port| {
+            vec![k8s_openapi::api::core::v1::ContainerPort {
+                host_port: Some(port),
+                ..Default::default()
+            }]
+        });
+        Event::Apply(pod)
+    };
+    let without = |cpu: &str| {
+        let mut node = fixtures::node("cpus", "", 0);
+        let status = node.status.as_mut().expect("a status");
+        let amounts = serde_json::json!({"cpu": cpu});
+        status.capacity = serde_json::from_value(amounts).ok();
+        status.allocatable.clone_from(&status.capacity);
+        Event::Apply(node)
+    };
+    planner.send(&[&job("small", 1, 1), &job("large", 4, 2)]);
+    planner.ask("large");
+    for (event, matters) in [
+        (web("cpus", Some(80)), false),
+        (web("c", None), false),
+        // The pass holds it, and its cpu may be too little now.
+        (web("a", None), true),
+    ] {
+        planner.follow_pods(&event);
+        assert_eq!(planner.cluster.catch_up(), matters);
+    }
+    assert!(!planner.follow_nodes(&without("8")));
+    assert!(!planner.follow_nodes(&without("9")));
+    planner.follow_nodes(&Event::Delete(fixtures::node("cpus", "", 0)));
+    assert!(!planner.cluster.catch_up());
+}
+
+fn cordoned(node: &str) -> Event<Node> {
+    let mut node = fixtures::node(node, "Tesla-T4", 1);
+    node.spec.get_or_insert_default().unschedulable = Some(true);
+    Event::Apply(node)
+}
+
+#[test]
+fn a_change_may_matter_to_a_shape_whose_view_is_gone_or_shows_another_avoided_node() {
+    let mut planner = planner(&["a", "b"]);
+    let mut avoids_b = in_phase(job("avoids-b", 1, 2), Phase::Pending, 1);
+    status(&mut avoids_b).failed_nodes = vec![fixtures::failed_node("b", Some(3600))];
+    planner.send(&[&job("large", 3, 1), &avoids_b]);
+    planner.ask("large");
+    planner.follow_nodes(&cordoned("b"));
+    assert!(planner.cluster.catch_up());
+
+    let mut planner = Planner::default();
+    let nodes: Vec<String> = (0..34).map(|index| format!("node-{index}")).collect();
+    for node in &nodes {
+        planner.add_nodes(&[node], "Tesla-T4");
+        let mut named = job(&format!("on-{node}"), 2, 1);
+        named.spec.placement.nodes = vec![node.clone()];
+        planner.send(&[&named]);
+    }
+    planner.ask("on-node-0");
+    for node in &nodes {
+        planner.follow_nodes(&cordoned(node));
+        assert!(planner.cluster.catch_up(), "{node}");
+    }
+}
+
+#[test]
 fn jobs_hear_when_they_fit_or_wait_for_other_reasons_than_they_know() {
     let mut planner = planner(&["a", "b", "c"]);
     let small = job("small", 1, 1);
@@ -353,9 +428,7 @@ fn jobs_hear_when_they_fit_or_wait_for_other_reasons_than_they_know() {
     assert_eq!(news(&mut planner), "");
     planner.follow_jobs(&deleted(&other));
     assert_eq!(news(&mut planner), "");
-    let mut cordoned = fixtures::node("c", "Tesla-T4", 1);
-    cordoned.spec.get_or_insert_default().unschedulable = Some(true);
-    planner.follow_nodes(&Event::Apply(cordoned));
+    planner.follow_nodes(&cordoned("c"));
     assert_eq!(news(&mut planner), "research/large");
     // It knows what its own round found.
     planner.follow_nodes(&Event::Apply(fixtures::node("c", "Tesla-T4", 1)));

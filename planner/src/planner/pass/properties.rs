@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::facts::fleet::Fleet;
 use crate::facts::inventory::Inventory;
+use crate::facts::resources::{CPU, Holder, Requests, hold};
 use crate::fixtures::at;
-use crate::policy::placement::random::{any_cluster, elastic_gang, name_of, node};
+use crate::policy::placement::random::{GPU, any_cluster, elastic_gang, name_of, node};
 use crate::policy::placement::{Placement, View, place};
 use crate::policy::request::Avoidance;
 
@@ -162,6 +163,36 @@ proptest! {
         cluster.catch_up();
         prop_assert!(cluster.is_current());
         prop_assert_eq!(decide(&mut cluster, &queue).1, one_after_another(&changed, &queue));
+    }
+}
+
+/// Amounts of resources that a pod of others takes from a node, or returns.
+fn use_change() -> impl Strategy<Value = (String, Requests, i64)> {
+    let request = prop::sample::select(&[(CPU, 2_000_i64), (CPU, 6_000), (GPU, 1), ("rdma/hca", 1)][..]);
+    (0_usize..24, request, prop::sample::select(&[1_i64, -1][..])).prop_map(
+        |(node, (name, amount), times)| (name_of(node), Requests::from([(name.to_owned(), amount)]), times),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_change_that_does_not_matter_changes_no_decision(
+        inventory in any_cluster(),
+        queue in queue(),
+        (node, requests, times) in use_change(),
+    ) {
+        let mut cluster = state_of(&inventory);
+        let (_, decided) = decide(&mut cluster, &queue);
+        cluster.fleet.count(&node, &requests, Holder::Other, times);
+        if !cluster.catch_up() {
+            let mut changed = inventory;
+            if let Some(facts) = changed.nodes.get_mut(&*node) {
+                hold(&mut facts.resources, &requests, Holder::Other, times);
+            }
+            prop_assert_eq!(decided, one_after_another(&changed, &queue));
+        }
     }
 }
 

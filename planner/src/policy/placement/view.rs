@@ -163,8 +163,9 @@ impl View {
         }
     }
 
-    /// Updates a node, or removes it.
-    pub(crate) fn update(&mut self, name: &Arc<str>, facts: Option<&NodeFacts>) {
+    /// Updates a node, or removes it. Returns whether that may matter to a gang of this shape, which
+    /// may avoid other nodes.
+    pub(crate) fn update(&mut self, name: &Arc<str>, facts: Option<&NodeFacts>) -> bool {
         let old = self.nodes.get(name);
         let new = facts.and_then(|facts| look(name, facts, &self.shape, old.map(|seen| &seen.group)));
         match (old, &new) {
@@ -173,9 +174,9 @@ impl View {
                     && old.verdict == new.verdict
                     && Arc::ptr_eq(&old.labels, &new.labels) =>
             {
-                return;
+                return self.shape.avoided.contains_key(&**name);
             }
-            (None, None) => return,
+            (None, None) => return false,
             _ => {}
         }
         self.reasons = None;
@@ -195,6 +196,7 @@ impl View {
             group.insert(name, &new);
             self.nodes.insert(Arc::clone(name), new);
         }
+        true
     }
 
     /// The first node that only its reservation keeps from fitting.
