@@ -16,11 +16,13 @@ const VIEWS: usize = 32;
 pub(crate) struct ClusterState {
     /// After a change, the views must catch up.
     pub(crate) fleet: Fleet,
-    /// The least recently used comes first.
-    views: Vec<View>,
+    /// In order of creation, with the pass that used each last.
+    views: Vec<(View, u64)>,
+    /// Passes released so far.
+    passes: u64,
     /// Nodes held by the pass: decisions saw them without some of its holds, as no view does now.
     held: HashSet<Arc<str>>,
-    /// Whether a view was evicted during the pass.
+    /// Whether a view that the pass used was evicted.
     has_lost_view: bool,
     #[cfg(test)]
     pub(crate) views_made: usize,
@@ -38,6 +40,7 @@ impl ClusterState {
 
     /// Forgets what mattered to a pass that was released.
     pub(crate) fn forget_pass(&mut self) {
+        self.passes += 1;
         self.held.clear();
         self.has_lost_view = false;
     }
@@ -45,21 +48,23 @@ impl ClusterState {
     /// The view for a shape. Shapes that differ only in avoided nodes share one.
     pub(crate) fn view(&mut self, shape: &Arc<Shape>) -> &mut View {
         let inventory = self.fleet.inventory();
-        if let Some(index) = self.views.iter().position(|view| view.is_of(shape)) {
-            self.views[index..].rotate_left(1);
-        } else {
+        let known = self.views.iter().position(|(view, _)| view.is_of(shape));
+        let index = known.unwrap_or_else(|| {
             if self.views.len() == VIEWS {
-                self.views.remove(0);
-                self.has_lost_view = true;
+                // Every pass uses the same shapes in the same order: without the newest, most are kept.
+                let unused = self.views.iter().position(|(_, used)| used + 1 < self.passes);
+                let (_, used) = self.views.remove(unused.unwrap_or(VIEWS - 1));
+                self.has_lost_view |= used == self.passes;
             }
             #[cfg(test)]
             {
                 self.views_made += 1;
             }
-            self.views.push(View::new(Arc::clone(shape), inventory));
-        }
-        let last = self.views.len() - 1;
-        let view = &mut self.views[last];
+            self.views.push((View::new(Arc::clone(shape), inventory), 0));
+            self.views.len() - 1
+        });
+        let (view, used) = &mut self.views[index];
+        *used = self.passes;
         view.switch_to(shape, inventory);
         view
     }
@@ -74,7 +79,7 @@ impl ClusterState {
     fn update_views(&mut self, node: &Arc<str>) -> bool {
         let facts = self.fleet.node(node);
         let views = self.views.iter_mut();
-        views.fold(false, |changed, view| view.update(node, facts) | changed)
+        views.fold(false, |changed, (view, _)| view.update(node, facts) | changed)
     }
 
     /// Holds a pod's requests for the pass, or (`times` -1) releases them.
@@ -116,6 +121,6 @@ impl ClusterState {
     /// Whether every view equals a new one.
     pub(crate) fn is_current(&mut self) -> bool {
         let inventory = self.fleet.inventory();
-        self.views.iter_mut().all(|view| view.is_current(inventory))
+        self.views.iter_mut().all(|(view, _)| view.is_current(inventory))
     }
 }

@@ -561,6 +561,33 @@ fn a_shape_that_many_jobs_have_keeps_its_view_and_jobs_that_avoid_different_node
     assert_eq!(planner.cluster.views_made, 41);
 }
 
+#[test]
+fn more_shapes_than_views_cost_each_pass_only_the_excess_and_old_shapes_make_room() {
+    let mut planner = planner(&["a"]);
+    let send = |planner: &mut Planner, name: &str| {
+        for index in 0..40 {
+            let mut job = job(&format!("{name}-{index:02}"), 100, index);
+            job.spec.placement.exclude_nodes = vec![format!("{name}-{index}")];
+            planner.send(&[&job]);
+        }
+    };
+    let pass = |planner: &mut Planner, nodes: &[&str]| {
+        let before = planner.cluster.views_made;
+        planner.add_nodes(nodes, "Tesla-T4");
+        planner.news(at(100));
+        planner.cluster.views_made - before
+    };
+    send(&mut planner, "old");
+    let made = ["b", "c", "d"].map(|node| pass(&mut planner, &[node]));
+    assert_eq!(made, [40, 9, 9]);
+    for index in 0..40 {
+        planner.follow_jobs(&deleted(&job(&format!("old-{index:02}"), 100, index)));
+    }
+    send(&mut planner, "new");
+    let made = ["e", "f", "g"].map(|node| pass(&mut planner, &[node]));
+    assert_eq!(made, [40, 39, 9]);
+}
+
 /// Whether other tasks run on the only thread of a runtime during this.
 async fn leaves_the_thread(work: impl FnOnce() + Send + 'static) -> bool {
     let (begins, has_begun) = tokio::sync::oneshot::channel();
