@@ -1,21 +1,31 @@
 //! Test fixtures: the planner's, and those of gangs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crds::ViTTrainingJob;
 use crds::status::{ViTTrainingJobStatus, WaitStatus};
+use crds::{StoredJob, ViTTrainingJob};
 use http::Response;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Client;
 use kube::client::Body;
+use planner::SharedPlanner;
 use planner::policy::placement::{Gpus, Placement};
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::build;
 use crate::build::Member;
+use crate::clock::Clock;
+use crate::metrics::Metrics;
 use crate::policy::admission::Queue;
 use crate::policy::gang::{PodId, PodState, PodView};
-use crate::reconcile::{Isolation, Observation};
+use crate::reconcile::{Context, Isolation, Observation, Settings};
+use crate::watch::cache::Cache;
+use crate::watch::caches::Caches;
+use crate::watch::pod_groups::PodGroups;
+use crate::watch::trigger::Trigger;
 pub(crate) use shared::*;
 
 #[path = "../../planner/src/fixtures/common.rs"]
@@ -144,4 +154,28 @@ pub(crate) fn response(code: u16, body: &impl Serialize) -> Response<Body> {
 #[track_caller]
 pub(crate) fn assert_contains(text: &str, part: &str) {
     assert!(text.contains(part), "{part:?} is not in: {text}");
+}
+
+/// A context with these objects and a clock at 100 s.
+pub(crate) fn context(
+    client: Client,
+    jobs: Cache<StoredJob>,
+    nodes: &[Node],
+    pods: &[Pod],
+    triggers: UnboundedSender<Trigger>,
+) -> Arc<Context> {
+    Arc::new(Context::new(
+        client,
+        jobs,
+        Caches::holding(SharedPlanner::default(), nodes, pods, &[]),
+        triggers,
+        Arc::new(Metrics::new().expect("registers")),
+        Settings {
+            network_policies: false,
+            pod_groups: PodGroups::new(false),
+            agent_image: None,
+            clock: Clock::starting_at(at(100)),
+        },
+        "test".into(),
+    ))
 }

@@ -470,7 +470,6 @@ mod tests {
 
     use ::http::{Method, Request, Response};
     use jiff::SignedDuration;
-    use k8s_openapi::api::core::v1::{Node, Pod};
     use kube::client::Body;
     use serde_json::Value;
 
@@ -493,29 +492,6 @@ mod tests {
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
         }
-    }
-
-    fn context(
-        client: Client,
-        jobs: Cache<StoredJob>,
-        nodes: &[Node],
-        pods: &[Pod],
-        triggers: mpsc::UnboundedSender<Trigger>,
-    ) -> Arc<Context> {
-        Arc::new(Context::new(
-            client,
-            jobs,
-            Caches::holding(SharedPlanner::default(), nodes, pods, &[]),
-            triggers,
-            Arc::new(Metrics::new().expect("registers")),
-            Settings {
-                network_policies: false,
-                pod_groups: PodGroups::new(false),
-                agent_image: None,
-                clock: Clock::starting_at(fixtures::at(100)),
-            },
-            "test".into(),
-        ))
     }
 
     #[tokio::test]
@@ -551,7 +527,7 @@ mod tests {
         };
         triggers.send(pods).expect("sent");
         let (service, _server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let context = context(Client::new(service, "default"), jobs, &[], &[], triggers);
+        let context = fixtures::context(Client::new(service, "default"), jobs, &[], &[], triggers);
         let mut rounds = Box::pin(rounds(triggered, context));
         let mut names = Vec::new();
         while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
@@ -606,7 +582,7 @@ mod tests {
         });
         let client = Client::new(service, "default");
         let pods = fixtures::pod_objects(1, "Running");
-        let context = context(client, known, &nodes, &pods, triggers);
+        let context = fixtures::context(client, known, &nodes, &pods, triggers);
         let stop = CancellationToken::new();
         let controller = Controller::for_stream(changes, store);
         let working = tokio::spawn(control(controller, context, triggered, stop.clone()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crds::conditions::reasons;
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
-use crds::{Stored, StoredJob, ViTScalingStudy};
+use crds::{Stored, StoredJob, ViTScalingStudy, ViTTrainingJob};
 use kube::api::DeleteParams;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
@@ -161,11 +161,24 @@ fn is_over(study: &ViTScalingStudy) -> bool {
     })
 }
 
-/// The jobs of a study, the oldest first.
-fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<StudyJob> {
-    let state = context.jobs.store().state();
-    let known = state.iter().filter_map(|stored| stored.readable());
-    let of_study = known.filter_map(|job| StudyJob::new(Arc::new(job.clone()), study));
+/// The jobs in a study's namespace that are owned: far fewer than all.
+fn owned_jobs(context: &Context, study: &ViTScalingStudy) -> Vec<Arc<StoredJob>> {
+    context.jobs.store().state_filter(|job| {
+        let job = job.meta();
+        job.namespace == study.metadata.namespace && job.owner_references.is_some()
+    })
+}
+
+/// The jobs of a study among owned ones, the oldest first.
+fn jobs_of(owned: &[Arc<StoredJob>], study: &ViTScalingStudy) -> Vec<StudyJob> {
+    let is_own = |job: &&ViTTrainingJob| {
+        let mut owners = job.owner_references().iter();
+        owners.any(|owner| Some(&owner.uid) == study.metadata.uid.as_ref())
+    };
+    let known = owned.iter().filter_map(|stored| stored.readable());
+    let of_study = known
+        .filter(is_own)
+        .filter_map(|job| StudyJob::new(Arc::new(job.clone()), study));
     let mut jobs: Vec<StudyJob> = of_study.collect();
     jobs.sort_by_cached_key(|job| (job.job.creation_timestamp(), job.job.name_any()));
     jobs
@@ -182,14 +195,15 @@ fn have_pods(context: &Context, jobs: &[StudyJob]) -> bool {
 
 fn observe(studies: &Studies, study: Arc<ViTScalingStudy>) -> Observation {
     let context = &studies.context;
-    let jobs = jobs_of(context, &study);
+    let owned = owned_jobs(context, &study);
+    let jobs = jobs_of(&owned, &study);
     let names = || jobs.iter().flat_map(nodes);
     let facts = names().filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
     let unready = names().filter_map(|name| Some((name.clone(), context.caches.unready_for(name)?)));
     Observation {
         facts: facts.collect(),
         unready: unready.collect(),
-        waits_for: measures_first(studies, &study),
+        waits_for: measures_first(studies, &owned, &study),
         has_pods: have_pods(context, &jobs),
         jobs,
         refused: BTreeMap::new(),
@@ -201,7 +215,7 @@ fn observe(studies: &Studies, study: Arc<ViTScalingStudy>) -> Observation {
 /// The study of the same namespace that measures before this one: an older one that is not over or
 /// suspended, or any that still has a running job. Two that measure at once would disturb each
 /// other.
-fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
+fn measures_first(studies: &Studies, owned: &[Arc<StoredJob>], own: &ViTScalingStudy) -> Option<String> {
     let age = |study: &ViTScalingStudy| {
         (
             study.creation_timestamp().map(|time| time.0),
@@ -216,7 +230,7 @@ fn measures_first(studies: &Studies, own: &ViTScalingStudy) -> Option<String> {
             let is_waiting =
                 !is_over(other) && !other.spec.suspend && other.metadata.deletion_timestamp.is_none();
             let runs = || {
-                let jobs = jobs_of(&studies.context, other);
+                let jobs = jobs_of(owned, other);
                 !jobs.iter().all(StudyJob::is_over) || have_pods(&studies.context, &jobs)
             };
             (is_waiting && age(other) < age(own)) || runs()
@@ -289,4 +303,72 @@ fn ended(status: &ViTScalingStudyStatus) -> Option<Event> {
     };
     let condition = status.condition(condition)?;
     Some(event(type_, &condition.reason, "Finish", &condition.message))
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::labels;
+    use http::{Request, Response};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::client::{Body, Client};
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn study(name: &str, created: i64) -> ViTScalingStudy {
+        let mut study = super::super::tests::study();
+        study.metadata.name = Some(name.into());
+        study.metadata.uid = Some(format!("uid-of-{name}"));
+        study.metadata.creation_timestamp = Some(Time(fixtures::at(created)));
+        study
+    }
+
+    fn job(name: &str, namespace: &str, study: &str, created: i64) -> StoredJob {
+        let mut job = fixtures::job();
+        job.metadata.name = Some(name.into());
+        job.metadata.namespace = Some(namespace.into());
+        job.metadata.creation_timestamp = Some(Time(fixtures::at(created)));
+        let owner =
+            json!([{"apiVersion": "v", "kind": "k", "name": study, "uid": format!("uid-of-{study}")}]);
+        job.metadata.owner_references = serde_json::from_value(owner).expect("an owner");
+        for (label, value) in [(labels::RUN, "a"), (labels::REPETITION, "1"), (labels::TRY, "1")] {
+            job.labels_mut().insert(label.into(), value.into());
+        }
+        job.into()
+    }
+
+    #[tokio::test]
+    async fn a_study_sees_its_own_jobs_and_waits_for_one_with_a_job_or_an_older_one() {
+        let jobs = Cache::new(|_| ());
+        for (name, namespace, study, created) in [
+            ("later", "research", "own", 2),
+            ("first", "research", "own", 1),
+            ("elsewhere", "other", "own", 1),
+            ("elsewhere", "other", "younger", 1),
+        ] {
+            jobs.watched(Event::Apply(job(name, namespace, study, created)));
+        }
+        let (service, _server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let triggers = tokio::sync::mpsc::unbounded_channel().0;
+        let client = Client::new(service, "default");
+        let studies = Studies {
+            context: fixtures::context(client, jobs.clone(), &[], &[], triggers),
+            known: Cache::new(|_| ()),
+            memory: Memory::default(),
+        };
+        let own = Arc::new(study("own", 10));
+        let waits_for = || observe(&studies, Arc::clone(&own)).waits_for;
+        let known = |study: ViTScalingStudy| drop(studies.known.watched(Event::Apply(study.into())));
+        let seen = observe(&studies, Arc::clone(&own)).jobs;
+        let names: Vec<String> = seen.iter().map(|job| job.job.name_any()).collect();
+        assert_eq!(names, ["first", "later"]);
+        known(study("younger", 11));
+        assert_eq!(waits_for(), None);
+        jobs.watched(Event::Apply(job("runs", "research", "younger", 3)));
+        assert_eq!(waits_for().as_deref(), Some("younger"));
+        known(study("older", 9));
+        assert_eq!(waits_for().as_deref(), Some("older"));
+    }
 }

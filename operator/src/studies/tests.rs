@@ -50,6 +50,10 @@ spec:
 /// Most rounds after one event.
 const ROUNDS: usize = 5;
 
+pub(super) fn study() -> ViTScalingStudy {
+    serde_saphyr::from_str(MANIFEST).expect("a manifest")
+}
+
 struct Cluster {
     study: ViTScalingStudy,
     jobs: Vec<ViTTrainingJob>,
@@ -68,7 +72,7 @@ struct Cluster {
 impl Cluster {
     /// With these fields of the study's spec. `measure` only replaces the given fields.
     fn with(fields: &str) -> Self {
-        let mut study: Value = serde_saphyr::from_str(MANIFEST).expect("a manifest");
+        let mut study = json!(study());
         let fields: Value = serde_saphyr::from_str(fields).expect("fields");
         for (name, value) in fields.as_object().expect("fields") {
             match (value, &mut study["spec"][name]) {

@@ -314,7 +314,7 @@ async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
         triggers.send(unknown).expect("sent");
     }
     let (service, _server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let context = context(Client::new(service, "default"), jobs, &[], &[], triggers);
+    let context = fixtures::context(Client::new(service, "default"), jobs, &[], &[], triggers);
     let mut rounds = Box::pin(rounds(triggered, context));
     let mut names = Vec::new();
     while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
