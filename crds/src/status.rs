@@ -308,6 +308,7 @@ pub struct TopologySpread {
     /// key is the node label.
     pub key: String,
     /// domains are its values on the gang's nodes, in the order of ranks; nodes without the label are left out.
+    /// At most 32.
     pub domains: Vec<String>,
 }
 

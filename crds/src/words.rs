@@ -7,6 +7,7 @@ use crate::status::{OverduePod, RejectedGroup, RejectedNodes, WaitStatus};
 
 const GROUPS_IN_MESSAGE: usize = 12;
 const PODS_IN_MESSAGE: usize = 3;
+const NODES_IN_MESSAGE: usize = 3;
 
 /// Why a job waits: what it needs, why each group lacks that, and its place in the queue; without
 /// groups for readers who see them elsewhere.
@@ -97,6 +98,15 @@ pub fn rejects(spec: &ViTTrainingJobSpec, group: &RejectedGroup, is_placed: bool
     fitting.into_iter().chain(others).collect::<Vec<_>>().join(", ")
 }
 
+/// The first names of a list: `a, b, c and 2 more`.
+pub fn first_names(names: &[impl AsRef<str>]) -> String {
+    let first: Vec<&str> = names.iter().take(NODES_IN_MESSAGE).map(AsRef::as_ref).collect();
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
 /// A number with its noun: `1 node`, `2 nodes`.
 pub fn counted(number: impl Into<i64>, noun: &str) -> String {
     match number.into() {
@@ -109,7 +119,14 @@ pub fn counted(number: impl Into<i64>, noun: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::first_names;
     use crate::status::Refusal;
+
+    #[test]
+    fn a_message_names_three_nodes() {
+        assert_eq!(first_names(&["a", "b", "c"]), "a, b, c");
+        assert_eq!(first_names(&["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
+    }
 
     #[test]
     fn every_refusal_has_words_of_its_own_and_an_unknown_one_is_read() {

@@ -160,12 +160,16 @@ impl Error {
     }
 
     /// Whether the call certainly had no effect. A call without a response, or with a server error,
-    /// may have had one; a conflict may be with an earlier call of this operator.
+    /// may have had one, except of an object that etcd does not store; a conflict may be with an earlier
+    /// call of this operator.
     pub(crate) fn is_refusal(&self) -> bool {
+        let is_refused = |status: &kube::core::Status| match status.code {
+            408 | 409 | 429 => false,
+            500 => status.message.contains(TOO_LARGE),
+            code => (400..500).contains(&code),
+        };
         match self {
-            Self::Api { .. } => self
-                .code()
-                .is_some_and(|code| (400..500).contains(&code) && !matches!(code, 408 | 409 | 429)),
+            Self::Api { .. } => self.response().is_some_and(is_refused),
             _ => true,
         }
     }
@@ -202,6 +206,9 @@ const DENIED: [&str; 7] = [
     "unable to validate against any security context constraint",
 ];
 
+/// How etcd refuses an object.
+const TOO_LARGE: &str = "request is too large";
+
 /// Until the cache usually shows the last write; doubled by further conflicts ...
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(100);
 /// ... up to this.
@@ -236,11 +243,16 @@ mod tests {
             (422, true),
             (408, false),
             (409, false),
+            (413, true),
             (429, false),
+            (500, false),
             (504, false),
         ] {
             assert_eq!(error("create", "Pod", code).is_refusal(), expected, "{code}");
         }
+        let too_large = kube::core::Status::failure("etcdserver: request is too large", "").with_code(500);
+        let too_large = kube::Error::Api(Box::new(too_large));
+        assert!(Error::api(WRITE_STATUS, "ViTTrainingJob", "a")(too_large).is_refusal());
         let unanswered = Error::api("create", "Pod", "a")(kube::Error::Service("timed out".into()));
         assert!(!unanswered.is_refusal());
     }

@@ -128,7 +128,7 @@ impl<'a> Next<'a> {
         self.revive();
         let overdue = words::overdue(&self.overdue());
         let balance = self.seen.job.spec.training.balance;
-        let nodes = placement.nodes.join(", ");
+        let nodes = words::first_names(&placement.nodes);
         let (group, mixed, reason, message) = match &placement.gpus {
             Gpus::Identical(group) => (
                 Some(group.clone()),

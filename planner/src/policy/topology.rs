@@ -162,7 +162,10 @@ fn domains_of(fits: &[Fit<'_>], key: Key<'_>) -> usize {
     domains.len() + unknown.saturating_sub(1)
 }
 
-/// The values of each label on these nodes, in order of ranks.
+/// Most domains of a label in a status: with a label such as the hostname there is one per node.
+const DOMAINS_IN_STATUS: usize = 32;
+
+/// The first values of each label on these nodes, in order of ranks.
 pub(crate) fn spread<'a>(fits: &[Fit<'_>], labels: impl Iterator<Item = &'a str>) -> Vec<TopologySpread> {
     labels
         .map(|label| {
@@ -170,6 +173,9 @@ pub(crate) fn spread<'a>(fits: &[Fit<'_>], labels: impl Iterator<Item = &'a str>
             for value in fits.iter().filter_map(|fit| fit.labels.get(label)) {
                 if !domains.contains(value) {
                     domains.push(value.clone());
+                }
+                if domains.len() == DOMAINS_IN_STATUS {
+                    break;
                 }
             }
             TopologySpread {

@@ -71,3 +71,24 @@ fn nodes_that_compute_a_model_together_are_in_one_domain_where_they_can_be() {
         assert_eq!(chosen.as_deref(), Some(expected), "{count} by {together}");
     }
 }
+
+#[test]
+fn a_status_lists_the_first_domains_only() {
+    let label = |node: usize| BTreeMap::from([("rack".to_owned(), format!("rack-{:02}", node / 2))]);
+    let nodes: Vec<(Arc<str>, _)> = (0..80).map(|node| ("node".into(), label(node))).collect();
+    let group = GpuGroup::default();
+    let fit = |(name, labels)| Fit {
+        free: 1,
+        name,
+        group: &group,
+        labels,
+    };
+    let fits: Vec<Fit<'_>> = nodes.iter().map(|(name, labels)| fit((name, labels))).collect();
+    let domains = |nodes: usize| {
+        spread(&fits[..nodes], ["rack"].into_iter())
+            .swap_remove(0)
+            .domains
+    };
+    assert_eq!(domains(3), ["rack-00", "rack-01"]);
+    assert_eq!((domains(80).len(), &*domains(80)[31]), (32, "rack-31"));
+}

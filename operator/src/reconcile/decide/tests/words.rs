@@ -284,6 +284,17 @@ fn later(job: ViTTrainingJob, second: i64, nodes: Option<[&str; 2]>) -> ViTTrain
 }
 
 #[test]
+fn a_large_gang_is_placed_on_nodes_of_which_the_message_names_three() {
+    let observed = observation(job_in(Phase::Pending, 1), vec![]);
+    let placement = fixtures::placement(["a", "b", "c", "d", "e"]);
+    let next = Next::of(&observed).placed(2, &placement, None);
+    let status = next.record(std::time::Duration::ZERO).status;
+    let placed = status.condition(PLACED).expect("a condition");
+    assert_eq!(placed.message, "Tesla-T4 on a, b, c and 2 more");
+    assert_eq!(status.nodes().len(), 5);
+}
+
+#[test]
 fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     let mut job = job_in(Phase::Running, 1);
     job.spec.workers.gpus_per_node = 4;
