@@ -87,13 +87,27 @@ pub fn rejects(spec: &ViTTrainingJobSpec, group: &RejectedGroup, is_placed: bool
         let is_named = group.fitting_nodes > 0 || group.reasons.is_empty();
         is_named.then(|| format!("{only}{nodes} with {gpus} free"))
     };
-    let others = group.reasons.iter().map(|RejectedNodes { code, nodes, names }| {
+    let others = group.reasons.iter().map(|reason| {
+        let RejectedNodes {
+            code,
+            nodes,
+            names,
+            taints,
+        } = reason;
         let more = if names.len() < usize::try_from(*nodes).unwrap_or(0) {
             ", ..."
         } else {
             ""
         };
-        format!("{} {code} ({}{more})", counted(*nodes, "node"), names.join(", "))
+        let taints = match taints.join(", ") {
+            none if none.is_empty() => none,
+            some => format!(": {some}"),
+        };
+        format!(
+            "{} {code} ({}{more}{taints})",
+            counted(*nodes, "node"),
+            names.join(", ")
+        )
     });
     fitting.into_iter().chain(others).collect::<Vec<_>>().join(", ")
 }

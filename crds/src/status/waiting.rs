@@ -117,6 +117,9 @@ macro_rules! refusals {
             pub nodes: i32,
             /// names are the first of them; at most 3.
             pub names: Vec<String>,
+            /// taints of these named nodes keep pods out, as `key=value:effect`; at most 3.
+            #[serde(default, skip_serializing_if = "Vec::is_empty")]
+            pub taints: Vec<String>,
         }
     };
 }

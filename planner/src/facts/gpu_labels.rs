@@ -35,6 +35,12 @@ const NVIDIA_DRIVER: [&str; 2] = [
     "nvidia.com/cuda.driver.major",
 ];
 
+/// The label of the driver's version by the writer of a product label, if it has one.
+pub(crate) fn driver_label(product_label: &str) -> Option<&'static str> {
+    let (.., labels) = WRITERS.iter().find(|(product, ..)| *product == product_label)?;
+    labels.first().copied()
+}
+
 /// A node's GPUs, by its labels.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct GpuLabels {

@@ -1,10 +1,13 @@
 //! The cluster state of a pass.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+use crds::status::{Refusal, RejectedGroup};
+use k8s_openapi::api::core::v1::Taint;
+
 use crate::facts::fleet::Fleet;
-use crate::policy::node_fit::{Verdict, verdict};
+use crate::policy::node_fit::{Verdict, repelling_taint, verdict};
 use crate::policy::placement::{Placement, View};
 use crate::policy::request::{GangRequest, Shape};
 
@@ -75,6 +78,19 @@ impl ClusterState {
         matches!(verdict, Some(Verdict::Fits { .. } | Verdict::Busy { .. }))
     }
 
+    /// Adds the taints of the named nodes.
+    pub(crate) fn with_taints(&self, mut rejected: Vec<RejectedGroup>, shape: &Shape) -> Vec<RejectedGroup> {
+        let reasons = rejected.iter_mut().flat_map(|group| &mut group.reasons);
+        for reason in reasons.filter(|reason| reason.code == Refusal::Tainted) {
+            let nodes = reason.names.iter().filter_map(|name| self.fleet.node(name));
+            let taints = nodes
+                .filter_map(|node| repelling_taint(node, shape))
+                .map(in_words);
+            reason.taints = taints.collect::<BTreeSet<String>>().into_iter().collect();
+        }
+        rejected
+    }
+
     /// Returns whether any view may have changed.
     fn update_views(&mut self, node: &Arc<str>) -> bool {
         let facts = self.fleet.node(node);
@@ -106,6 +122,18 @@ impl ClusterState {
     pub(crate) fn reserve(&mut self, node: &Arc<str>, job: Option<Arc<str>>) {
         self.fleet.reserve(node, job);
         self.update_views(node);
+    }
+}
+
+/// A taint as in `kubectl taint`.
+fn in_words(
+    Taint {
+        key, value, effect, ..
+    }: &Taint,
+) -> String {
+    match value.as_deref().unwrap_or_default() {
+        "" => format!("{key}:{effect}"),
+        value => format!("{key}={value}:{effect}"),
     }
 }
 

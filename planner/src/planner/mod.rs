@@ -196,13 +196,16 @@ impl Planner {
         Some(match self.pass.outcome(&waiter.order)? {
             Err(wait) => {
                 self.known.insert(waiter.order.clone(), Err(wait.clone()));
+                let rejected = wait.reasons.rejections(&waiter.request, &BTreeSet::new());
                 Decision::Waits(Waiting::NoFit {
-                    rejected: wait.reasons.rejections(&waiter.request, &BTreeSet::new()),
+                    rejected: self.cluster.with_taints(rejected, &waiter.request.shape),
                     wait: self.pass.wait_status(&waiter, wait),
                 })
             }
             Ok((placement, reasons)) => {
-                let placement = placement.clone().explained(&waiter.request, reasons);
+                let mut placement = placement.clone().explained(&waiter.request, reasons);
+                let shape = &waiter.request.shape;
+                placement.rejected = self.cluster.with_taints(placement.rejected, shape);
                 let promise = Promise {
                     job: key,
                     attempt,

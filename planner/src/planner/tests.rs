@@ -411,6 +411,33 @@ fn a_change_may_matter_to_a_shape_whose_view_is_gone_or_shows_another_avoided_no
 }
 
 #[test]
+fn the_taints_of_the_named_nodes_are_given() {
+    let mut planner = planner(&["a"]);
+    let tainted = |name: &str, taints: serde_json::Value| {
+        let mut node = fixtures::node(name, "Tesla-T4", 1);
+        node.spec.get_or_insert_default().taints = serde_json::from_value(taints).expect("taints");
+        Event::Apply(node)
+    };
+    let gpu = serde_json::json!({"key": GPU, "value": "present", "effect": "NoSchedule"});
+    let team = serde_json::json!({"key": "team", "value": "a", "effect": "NoSchedule"});
+    let soft = serde_json::json!({"key": "soft", "effect": "PreferNoSchedule"});
+    let dead = serde_json::json!({"key": "dead", "effect": "NoExecute"});
+    planner.follow_nodes(&tainted("b", serde_json::json!([soft, gpu, team, dead])));
+    planner.follow_nodes(&tainted("c", serde_json::json!([dead])));
+    planner.follow_nodes(&tainted("d", serde_json::json!([team])));
+    planner.send(&[&job("large", 4, 1), &job("small", 1, 2)]);
+    let Decision::Waits(Waiting::NoFit { rejected, wait }) = planner.ask("large") else {
+        panic!("it fits")
+    };
+    let spec = job("large", 4, 1).spec;
+    assert_eq!(
+        crds::words::waits(&spec, &wait, Some(&rejected)),
+        "needs 4 x 1 identical nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, 3 nodes with a taint that is \
+         not tolerated (b, c, d: dead:NoExecute, team=a:NoSchedule)"
+    );
+}
+
+#[test]
 fn jobs_hear_when_they_fit_or_wait_for_other_reasons_than_they_know() {
     let mut planner = planner(&["a", "b", "c"]);
     let small = job("small", 1, 1);

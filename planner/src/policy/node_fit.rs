@@ -117,7 +117,6 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
     let gpu_labels = &*node.labels.gpus;
     let lacks_key = || matches!(&rules.required_topology, Some(key) if !labels.contains_key(key));
     let has_other = || matches!(&shape.required_group, Some(group) if !is_of(group, node, shape));
-    let is_tainted = |taint| !is_tolerated(taint, &shape.tolerations);
     Some(if !rules.nodes.is_empty() && !rules.nodes.contains(name) {
         Refusal::NotNamed
     } else if rules.exclude_nodes.contains(name) {
@@ -151,13 +150,19 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
         Refusal::NotReady
     } else if node.cordoned {
         Refusal::Cordoned
-    } else if node.taints.iter().any(is_tainted) {
+    } else if repelling_taint(node, shape).is_some() {
         Refusal::Tainted
     } else if gpus.allocatable < gpus.capacity {
         Refusal::Unhealthy
     } else {
         return None;
     })
+}
+
+/// The first taint of a node that pods of the gang do not tolerate.
+pub(crate) fn repelling_taint<'a>(node: &'a NodeFacts, shape: &Shape) -> Option<&'a Taint> {
+    let mut taints = node.taints.iter();
+    taints.find(|taint| !is_tolerated(taint, &shape.tolerations))
 }
 
 /// Which resource of a node is too small, given what counts as free.

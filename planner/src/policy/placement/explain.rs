@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crds::status::{GpuGroup, LeftOverGpus, Refusal, RejectedGroup, RejectedNodes};
 
+use crate::facts::gpu_labels::driver_label;
 use crate::policy::request::GangRequest;
 
 /// Most groups in a status: with `placement.groupBy` there may be one per node.
@@ -36,6 +37,7 @@ pub(super) fn rejected_nodes(code: Refusal, names: &BTreeSet<Arc<str>>) -> Rejec
             .take(NODES_IN_REASON)
             .map(ToString::to_string)
             .collect(),
+        taints: vec![],
     }
 }
 
@@ -98,12 +100,20 @@ impl Reasons {
     /// The product; if several groups have it, with all properties in which they may differ.
     fn label(&self, group: &GpuGroup) -> String {
         let is_namesake = |other: &&GroupReasons| other.group.product == group.product;
-        if group.product.is_empty() || self.0.iter().filter(is_namesake).count() < 2 {
+        let mut namesakes = self.0.iter().filter(is_namesake);
+        if group.product.is_empty() || namesakes.clone().count() < 2 {
             return group.product.clone();
         }
         let mut parts = vec![format!("{} a node", group.gpus_per_node)];
         parts.extend(group.memory_mebibytes.map(|memory| format!("{memory} MiB")));
-        parts.extend(group.driver_major.iter().map(|driver| format!("driver {driver}")));
+        let unlabelled = driver_label(&group.product_label)
+            .filter(|_| namesakes.any(|other| other.group.driver_major.is_some()))
+            .map(|label| format!("driver unknown: no label {label}"));
+        let driver = group
+            .driver_major
+            .as_ref()
+            .map(|driver| format!("driver {driver}"));
+        parts.extend(driver.or(unlabelled));
         parts.extend(group.replicas.map(|replicas| format!("{replicas} pods a GPU")));
         parts.extend(group.sharing_strategy.clone());
         parts.extend(group.labels.iter().map(|(key, value)| format!("{key} {value}")));

@@ -289,6 +289,20 @@ fn the_first_writer_that_tells_a_product_is_believed() {
 }
 
 #[test]
+fn a_node_without_the_label_of_its_driver_is_told_from_its_namesakes_by_it() {
+    let nodes = "a b of 8 H200; c of 8 H200 nvidia.com/cuda.driver-version.major=580";
+    let expected = "needs 3 x 8 identical nvidia.com/gpu: H200 (8 a node, driver unknown: no label \
+         nvidia.com/cuda.driver-version.major) has 2 nodes with 8 free; \
+         H200 (8 a node, driver 580) has 1 node with 8 free";
+    check(nodes, |_| (), &[(3, 8, expected)]);
+    // Of no node of the product is it known.
+    let expected = "needs 4 x 8 identical nvidia.com/gpu: \
+         H200 (4 a node) has 1 node with fewer GPUs than workers.gpusPerNode (c); \
+         H200 (8 a node) has 2 nodes with 8 free";
+    check("a b of 8 H200; c of 4 H200", |_| (), &[(4, 8, expected)]);
+}
+
+#[test]
 fn drivers_sharing_and_labels_of_group_by_tell_groups_of_one_product_apart() {
     let nodes = "a of 8 H200 nvidia.com/cuda.driver-version.major=570; \
          b c of 8 H200 nvidia.com/cuda.driver-version.major=580";
