@@ -136,7 +136,7 @@ gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, an
 
 # All members; see `unit`.
 .PHONY: bench-operator
-bench-operator: ## Compare the operator with training-operator (as root; BENCH='planner create gang_restart scale' selects)
+bench-operator: ## Compare the operator with training-operator (as root; BENCH='planner create gang_restart scale queue' selects)
 	$(CARGO) build --release --workspace --locked --bin vit-operator
 	$(if $(filter planner,$(or $(BENCH),planner)),$(CARGO) bench --workspace --locked --bench planner)
 	$(if $(filter-out planner,$(or $(BENCH),all)),$(CARGO) bench --workspace --locked --bench operator -- \

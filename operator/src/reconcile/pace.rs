@@ -52,11 +52,11 @@ pub(super) fn can_wait(
             PROGRESS_WRITES,
         ),
         Some(Phase::Pending) => {
-            let wait = next
-                .placement
-                .as_ref()
-                .and_then(|placement| placement.wait.as_ref());
-            let jobs = wait.map_or(1, |wait| usize::try_from(wait.waiting).unwrap_or(1));
+            let placement = next.placement.as_ref();
+            let wait = placement.and_then(|placement| placement.wait.as_ref());
+            // Jobs that began to wait together would also write together.
+            let jobs = wait.map_or(1, |wait| wait.waiting + wait.position);
+            let jobs = usize::try_from(jobs).unwrap_or(1);
             pace(WAITING, jobs, WAITING_WRITES)
         }
         _ => return false,

@@ -12,7 +12,7 @@ pub(crate) enum Trigger {
     Job { namespace: String, name: String },
     /// Every job that waits, for GPUs or a queue's quota.
     Waiting,
-    /// The waiting jobs whose decision of the planner changed with GPUs or the queue.
+    /// The waiting jobs about which the planner now decides otherwise.
     Capacity,
 }
 

@@ -28,7 +28,7 @@ const PODS: usize = 1_000;
 const FAILS: usize = 500;
 
 /// A restart.
-struct Restart {
+pub(crate) struct Restart {
     /// Seconds of its consecutive phases: until the first other pod is gone, until all old pods are
     /// gone, until the first new pod exists, and until all exist.
     phases: [(&'static str, f64); 4],
@@ -36,11 +36,11 @@ struct Restart {
 }
 
 impl Restart {
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.phases.iter().map(|(_, seconds)| seconds).sum()
     }
 
-    fn phases(&self) -> serde_json::Value {
+    pub(crate) fn phases(&self) -> serde_json::Value {
         let phases = self.phases.iter();
         phases
             .map(|(phase, seconds)| ((*phase).to_owned(), json!(hundredths(*seconds))))
@@ -109,13 +109,17 @@ async fn ours_on(testbed: &Testbed) -> Result<(Restart, Vec<Pod>)> {
     workload::post(&jobs, vec![workload::job(0, PODS)?]).await?;
     testbed.until_jobs("Running", 1).await?;
     let of_attempt = |attempt: u32| format!("{}={attempt}", labels::ATTEMPT);
-    let restart = timed(testbed, &of_attempt(1), &of_attempt(2), async {
-        fail_container(testbed).await
-    })
-    .await?;
+    let restart = ours(testbed, 0, FAILS, PODS).await?;
     let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
     let made = pods.list(&ListParams::default().labels(&of_attempt(2))).await?;
     Ok((restart, made.items.into_iter().map(workload::as_posted).collect()))
+}
+
+/// The first restart of a job's gang of this many pods, after this one fails.
+pub(crate) async fn ours(testbed: &Testbed, job: usize, fails: usize, pods: usize) -> Result<Restart> {
+    let of_attempt = |attempt: u32| format!("{}=job-{job},{}={attempt}", labels::JOB_NAME, labels::ATTEMPT);
+    let failing = fail_container(testbed, format!("job-{job}-1-{fails}"));
+    timed(testbed, &of_attempt(1), (&of_attempt(2), pods), failing).await
 }
 
 /// Seconds in which a plain client creates the pods, and the restart by it.
@@ -135,7 +139,7 @@ async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
         pod
     });
     let again: Vec<Pod> = again.collect();
-    let restart = timed(testbed, "!again", "again", async {
+    let restart = timed(testbed, "!again", ("again", PODS), async {
         let (_, ()) = tokio::try_join!(
             pods::vanish(&testbed.client, watcher::Config::default().labels("!again")),
             delete_all(&pods, &again)
@@ -146,11 +150,12 @@ async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
     Ok((create_seconds, restart))
 }
 
-/// Measures a restart that `begin` triggers: pods of `old` disappear, pods of `new` appear.
+/// Measures a restart that `begin` triggers: pods of `old` disappear, so many of `new`
+/// appear.
 async fn timed(
     testbed: &Testbed,
     old: &str,
-    new: &str,
+    (new, count): (&str, usize),
     begin: impl Future<Output = Result<()>>,
 ) -> Result<Restart> {
     let labeled = |labels: &str| watcher::Config::default().labels(labels);
@@ -158,7 +163,7 @@ async fn timed(
     let started = Instant::now();
     let (gone, come, ()) = tokio::try_join!(
         pods::vanish(&testbed.client, labeled(old)),
-        pods::appear(&testbed.client, labeled(new), PODS),
+        pods::appear(&testbed.client, labeled(new), count),
         begin
     )?;
     let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
@@ -174,9 +179,8 @@ async fn timed(
 }
 
 /// Writes the status that a pod's kubelet would write after a crash of the trainer.
-async fn fail_container(testbed: &Testbed) -> Result<()> {
+async fn fail_container(testbed: &Testbed, name: String) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
-    let name = format!("job-0-1-{FAILS}");
     let now = Timestamp::now().to_string();
     let ended = json!({"exitCode": 1, "reason": "Error", "startedAt": now, "finishedAt": now});
     let status = json!({"status": {

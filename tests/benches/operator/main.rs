@@ -1,12 +1,13 @@
 //! The operator at scale, on a real control plane with fake nodes (KWOK), compared with a plain
-//! client, a peer and Indexed Jobs. Writes the keys `create`, `gang_restart` and `scale` of
-//! `target/bench/operator.json`; docs/performance.md defines them. Needs root.
+//! client, a peer and Indexed Jobs. Writes the keys `create`, `gang_restart`, `scale` and
+//! `queue` of `target/bench/operator.json`; docs/performance.md defines them. Needs root.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 
 mod create;
 mod gang_restart;
 mod peers;
 mod pods;
+mod queue;
 mod report;
 mod requests;
 mod scale;
@@ -39,6 +40,8 @@ enum Part {
     GangRestart,
     /// Thousands of nodes and jobs: time, reconciles, API calls, memory.
     Scale,
+    /// A thousand waiting jobs on a full cluster: their writes, and the restart of a gang beside them.
+    Queue,
 }
 
 impl Part {
@@ -47,6 +50,7 @@ impl Part {
             Self::Create => create::measure().await,
             Self::GangRestart => gang_restart::measure().await,
             Self::Scale => scale::measure().await,
+            Self::Queue => queue::measure().await,
         }
     }
 }

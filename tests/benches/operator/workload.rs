@@ -17,7 +17,7 @@ pub(crate) const NAMESPACE: &str = "default";
 /// Objects created concurrently. More are not faster, because the API server has no CPU left.
 pub(crate) const POSTED_AT_ONCE: usize = 32;
 /// GPUs of a pod.
-const GPUS: u32 = 2;
+pub(crate) const GPUS: u32 = 2;
 
 /// Our job with this many pods.
 pub(crate) fn job(index: usize, pods: usize) -> Result<ViTTrainingJob> {
@@ -66,6 +66,22 @@ pub(crate) fn pytorch_job(index: usize, pods: usize) -> Result<DynamicObject> {
 /// The API resource of `PyTorchJob`.
 pub(crate) fn pytorch_jobs() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("kubeflow.org", "v1", "PyTorchJob"))
+}
+
+/// A pod of others that uses these GPUs of a node.
+pub(crate) fn foreign_pod(name: &str, node: &str, gpus: u32) -> Result<Pod> {
+    let gpus = json!({"nvidia.com/gpu": gpus.to_string()});
+    let pod = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "foreign", "image": "vit-trainer:latest",
+                "resources": {"requests": gpus, "limits": gpus},
+            }],
+        },
+    });
+    serde_json::from_value(pod).context("a pod")
 }
 
 fn pod_spec(container: &str, restart_policy: &str) -> serde_json::Value {
