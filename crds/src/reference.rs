@@ -17,7 +17,7 @@ pub use metrics::metrics;
 /// The job within a study; the job's own reference has its fields and rules.
 const TEMPLATE: &str = "spec.template.spec";
 /// Types that are documented elsewhere: named, not listed field by field.
-const KNOWN_TYPES: [(&str, &str); 12] = [
+const KNOWN_TYPES: [(&str, &str); 13] = [
     (TEMPLATE, "spec of a ViTTrainingJob"),
     ("spec.workers.env", "list of EnvVar of core/v1"),
     ("spec.workers.envFrom", "list of EnvFromSource of core/v1"),
@@ -27,6 +27,7 @@ const KNOWN_TYPES: [(&str, &str); 12] = [
     ("spec.workers.podAnnotations", "map of annotation to value"),
     ("spec.workers.tolerations", "list of Toleration of core/v1"),
     ("status.admission.tolerations", "list of Toleration of core/v1"),
+    ("status.admittedPod.tolerations", "list of Toleration of core/v1"),
     ("spec.workers.resources", "ResourceRequirements of core/v1"),
     ("status.conditions", "list of Condition of meta/v1"),
     ("spec.workers.nodeSelector", "map of label to value"),

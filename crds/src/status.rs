@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use contract::{ActivationCheckpointing, Measurement, Memory, Progress};
 use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -61,6 +62,9 @@ pub struct ViTTrainingJobStatus {
     /// admission is the quota granted by Kueue (scheduling.queueName); absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionStatus>,
+    /// admittedPod is what admission adds to the pods; absent if nothing that matters to placement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admitted_pod: Option<AdmittedPod>,
     /// placement has the gang's nodes and GPUs, the rejected groups, and what the job waits for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
@@ -237,6 +241,25 @@ pub struct AdmissionStatus {
     pub time: Option<Time>,
 }
 
+/// AdmittedPod is what webhooks, policies, LimitRanges and RuntimeClasses add to the job's pods, found by
+/// a dry run before the first placement, which takes it into account.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AdmittedPod {
+    /// requests are added to the manifest's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Quantity>,
+    /// nodeSelector are labels that nodes must have in addition to workers.nodeSelector.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// tolerations in addition to workers.tolerations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    /// containers are the names of added ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<String>,
+}
+
 /// PlacementStatus has the gang's nodes and GPUs, the rejected groups, and what the job waits for.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -263,7 +286,7 @@ pub struct PlacementStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected_groups: Vec<RejectedGroup>,
     /// wait is what a job waits for that fits nowhere; its counts and names are updated within a minute, or
-    /// more if over 60 jobs wait.
+    /// more if many jobs wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<WaitStatus>,
 }

@@ -3,7 +3,7 @@
 
 use crate::ViTTrainingJobSpec;
 use crate::spec::Homogeneity;
-use crate::status::{OverduePod, RejectedGroup, RejectedNodes, WaitStatus};
+use crate::status::{AdmittedPod, OverduePod, RejectedGroup, RejectedNodes, WaitStatus};
 
 const GROUPS_IN_MESSAGE: usize = 12;
 const PODS_IN_MESSAGE: usize = 3;
@@ -45,6 +45,27 @@ pub fn waits(spec: &ViTTrainingJobSpec, wait: &WaitStatus, groups: Option<&[Reje
         words += &format!(" (position {} of {})", wait.position, wait.waiting);
     }
     words
+}
+
+/// The part of a message about what admission adds to the pods; empty without any.
+pub fn admitted(pod: Option<&AdmittedPod>) -> String {
+    let Some(pod) = pod else {
+        return String::new();
+    };
+    let requests = pod
+        .requests
+        .iter()
+        .map(|(resource, more)| format!("{} more {resource}", more.0));
+    let labels = pod
+        .node_selector
+        .iter()
+        .map(|(label, value)| format!("node label {label}={value}"));
+    let containers = pod.containers.iter().map(|name| format!("container {name}"));
+    let added: Vec<String> = containers.chain(requests).chain(labels).collect();
+    if added.is_empty() {
+        return String::new();
+    }
+    format!("; admission adds to each pod: {}", added.join(", "))
 }
 
 /// The part of a message about pods that keep their GPUs; empty without any.

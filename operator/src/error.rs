@@ -109,7 +109,13 @@ impl Error {
     /// Whether the API server was busy, did not answer, or does not know a new kind yet, which may pass
     /// with the next try.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self.category(), "Overloaded" | "Network") || self.says(403, "no matches for kind")
+        matches!(self.category(), "Overloaded" | "Network") || self.is_of_new_kind()
+    }
+
+    /// Whether the API server does not know the kind of the owner yet: it learns of a new CRD within half a
+    /// minute.
+    fn is_of_new_kind(&self) -> bool {
+        self.says(403, "no matches for kind")
     }
 
     fn says(&self, code: u16, words: &str) -> bool {
@@ -155,6 +161,9 @@ impl Error {
         if self.is_conflict() {
             let doubled = CATCH_UP.saturating_mul(1 << failures.min(6));
             return doubled.min(LONGEST_CATCH_UP);
+        }
+        if self.is_of_new_kind() {
+            return back_off(0);
         }
         back_off(failures)
     }
@@ -294,6 +303,8 @@ mod tests {
             (error.may_pass(), error.is_of_deleted())
         });
         assert_eq!(found, [(true, false), (false, true), (false, false)]);
+        let tries = [lags, other].map(|message| refused(message).back_off(9).as_secs());
+        assert_eq!(tries, [1, 60]);
     }
 
     #[tokio::test]

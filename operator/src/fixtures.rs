@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crds::status::{ViTTrainingJobStatus, WaitStatus};
+use crds::status::{AdmittedPod, ViTTrainingJobStatus, WaitStatus};
 use crds::{StoredJob, ViTTrainingJob};
 use http::Response;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -105,6 +105,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         stragglers: None,
         is_stall_suspected: false,
         queue: Queue::default(),
+        dry_run: Some(AdmittedPod::default()),
         start_pace: std::time::Duration::from_secs(5),
         now: at(100),
     }

@@ -1,6 +1,7 @@
 //! Decisions as pure functions, one file per policy.
 
 pub(crate) mod admission;
+pub(crate) mod admitted;
 pub(crate) mod deadline;
 pub(crate) mod elastic;
 pub(crate) mod failed_nodes;

@@ -3,12 +3,13 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use crds::status::AdmittedPod;
 use crds::{StoredJob, ViTTrainingJob, conditions};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{DeleteParams, DynamicObject};
+use kube::api::{DeleteParams, DynamicObject, PostParams};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -23,7 +24,9 @@ use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
 use crate::objects::{
     OwnedObject, create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid,
+    written_by_us,
 };
+use crate::policy::admitted::admitted;
 use crate::policy::gang::{PodId, is_grouped};
 use crate::watch::caches::Cached;
 
@@ -65,6 +68,7 @@ async fn apply_one(
     let by_default = DeleteParams::default;
     let done = match write {
         Write::DeletePods(pods) => return delete_pods(context, &api(client, job), pods).await,
+        Write::DryRun(pod) => dry_run(context, client, job, &pod).await,
         Write::DeleteAttempt(name, pod_groups) => {
             if let Some(version) = pod_groups {
                 let groups = api_of_groups(client, job, version);
@@ -157,6 +161,31 @@ where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
     Api::namespaced(client.clone(), &job.namespace().unwrap_or_default())
+}
+
+/// Remembers what admission adds to a pod. One that it refuses, or a webhook without dry runs, is met
+/// again when the gang is created.
+async fn dry_run(context: &Context, client: &Client, job: &ViTTrainingJob, pod: &Pod) -> Result<(), Error> {
+    let parameters = PostParams {
+        dry_run: true,
+        ..written_by_us()
+    };
+    let created = api::<Pod>(client, job).create(&parameters, pod).await;
+    let added = match created.map_err(Error::api("create", kind::<Pod>(), &pod.name_any())) {
+        Ok(created) => pod
+            .spec
+            .as_ref()
+            .zip(created.spec.as_ref())
+            .map(|(built, pod)| admitted(built, pod))
+            .unwrap_or_default(),
+        Err(error) if !error.may_pass() && (error.is_refusal() || error.is_conflict()) => {
+            debug!(%error, "a dry run of a pod is refused");
+            AdmittedPod::default()
+        }
+        Err(error) => return Err(error),
+    };
+    context.dry_runs.keep(job, added);
+    Ok(())
 }
 
 /// Deletes as many pods as a round may.

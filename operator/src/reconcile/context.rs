@@ -23,6 +23,7 @@ use tower::util::option_layer;
 use tracing::{Instrument as _, warn};
 
 use super::agents::AgentClient;
+use super::dry_run::DryRuns;
 use super::memory::Memory;
 use crate::clock::Clock;
 use crate::error::Error;
@@ -37,7 +38,7 @@ use crate::watch::trigger::Trigger;
 pub(super) const CALLS_AT_ONCE: usize = 32;
 /// Time within which a call's answer must begin; the round is then repeated. No call of a round is a
 /// watch.
-pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Rounds that may create pods concurrently: fewer than all, so that failures and suspensions are
 /// handled while large gangs are created.
@@ -62,6 +63,7 @@ pub(crate) struct Context {
     pub(crate) jobs: Cache<StoredJob>,
     pub(crate) caches: Caches,
     pub(crate) memory: Arc<Memory>,
+    pub(super) dry_runs: DryRuns,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) settings: Settings,
     pub(super) agents: AgentClient,
@@ -106,6 +108,7 @@ impl Context {
             planner: caches.planner().clone(),
             caches,
             memory: Arc::default(),
+            dry_runs: DryRuns::default(),
             metrics,
             settings,
             agents: AgentClient::new(),

@@ -105,6 +105,7 @@ pub(crate) fn decide(
         drain(seen)
             .or_else(|| queue(seen, &status, valid, admission))
             .or_else(|| pausing(seen, &status))
+            .or_else(|| dry_run(seen, &status, valid))
             .unwrap_or_else(|| {
                 let attempt = seen.newest_attempt().saturating_add(1);
                 match place(attempt) {
@@ -162,6 +163,22 @@ fn outlive(seen: &Observation, status: &ViTTrainingJobStatus, phase: Phase, why:
         Phase::Suspending => drain(seen),
         _ => None,
     }
+}
+
+/// Finds out what admission makes of the pods before GPUs are looked for, and records it for the planner.
+fn dry_run(seen: &Observation, status: &ViTTrainingJobStatus, valid: &ValidatedJob) -> Option<Step> {
+    let Some(added) = &seen.dry_run else {
+        return Some(Step {
+            // The placement is recorded soon.
+            status: Box::new(status.clone()),
+            writes: vec![Write::DryRun(Box::new(gang::dry_run(seen, valid)))],
+            look_again: CATCH_UP,
+            is_urgent: false,
+            blames: None,
+        });
+    };
+    let known = status.admitted_pod.clone().unwrap_or_default();
+    (*added != known).then(|| Next::of(seen).admitted_pod(added).record(CATCH_UP))
 }
 
 fn suspended(seen: &Observation) -> Step {

@@ -14,6 +14,7 @@ mod agents;
 mod apply;
 mod context;
 mod decide;
+mod dry_run;
 mod events;
 mod memory;
 mod next;
@@ -25,7 +26,7 @@ mod round;
 mod status;
 mod step;
 
-pub(crate) use context::{Context, Settings};
+pub(crate) use context::{CALL_TIMEOUT, Context, Settings};
 pub(crate) use events::event;
 pub(crate) use memory::Memory;
 #[cfg(test)]

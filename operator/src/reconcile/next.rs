@@ -8,7 +8,7 @@ use contract::{FailureClass, Measurement};
 use crds::conditions::types::{COMPLETE, FAILED, MEASURED, PLACED, RECONCILED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
-    AdmissionStatus, FailureStatus, MixedGroup, OverduePod, PlacementStatus, StrategyStatus,
+    AdmissionStatus, AdmittedPod, FailureStatus, MixedGroup, OverduePod, PlacementStatus, StrategyStatus,
     ViTTrainingJobStatus, WaitStatus, WorkersStatus,
 };
 use crds::{Phase, labels, words};
@@ -118,6 +118,13 @@ impl<'a> Next<'a> {
         self
     }
 
+    /// A dry run has shown what admission adds to the pods.
+    pub(super) fn admitted_pod(mut self, added: &AdmittedPod) -> Self {
+        let is_any = *added != AdmittedPod::default();
+        self.status.admitted_pod = is_any.then(|| added.clone());
+        self
+    }
+
     /// The next attempt has nodes, and divides the model by `strategy` if that is left to the operator.
     pub(super) fn placed(
         mut self,
@@ -155,6 +162,7 @@ impl<'a> Next<'a> {
             }
             None => message,
         };
+        let message = message + &words::admitted(self.status.admitted_pod.as_ref());
         self.status.phase = Some(Phase::Starting);
         self.status.attempt = attempt;
         let stragglers = std::mem::take(&mut self.status.stragglers);
@@ -215,7 +223,8 @@ impl<'a> Next<'a> {
                     overdue_pods: self.overdue(),
                     ..wait.clone()
                 };
-                let message = words::waits(&self.seen.job.spec, &wait, Some(rejected));
+                let admitted = words::admitted(self.status.admitted_pod.as_ref());
+                let message = words::waits(&self.seen.job.spec, &wait, Some(rejected)) + &admitted;
                 let placement = PlacementStatus {
                     rejected_groups: rejected.clone(),
                     wait: Some(wait),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{Measurement, Progress, SlowRank};
+use crds::status::AdmittedPod;
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
@@ -46,6 +47,8 @@ pub(crate) struct Observation {
     /// The last reports of the stragglers; `None` if rank 0 has not reported on ranks.
     pub(crate) stragglers: Option<Vec<SlowRank>>,
     pub(crate) queue: Queue,
+    /// What admission adds to its pods; `None` if no dry run has shown it yet.
+    pub(crate) dry_run: Option<AdmittedPod>,
     /// Time between rounds of a starting gang, by the number of such gangs.
     pub(crate) start_pace: Duration,
     pub(crate) now: Timestamp,

@@ -64,6 +64,14 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
         silence: None,
         stragglers: None,
         queue: caches.queue_of(&job),
+        dry_run: match phase {
+            None | Some(Phase::Pending | Phase::Suspended) => context.dry_runs.of(&job, now),
+            // Their pods show it.
+            _ => {
+                let known = job.status.as_ref().and_then(|status| status.admitted_pod.clone());
+                Some(known.unwrap_or_default())
+            }
+        },
         start_pace: match phase {
             Some(Phase::Starting) => pace_of_starts(context),
             _ => IN_MOTION,

@@ -31,6 +31,8 @@ pub(crate) enum Write {
     /// With grace periods in seconds; the pods' own if not given. All are tried, in several rounds if
     /// they are many, before an error is returned: one failed deletion must not leave GPUs with others.
     DeletePods(Vec<(PodId, Option<u32>)>),
+    /// Asks what admission would make of the pod. Creates nothing.
+    DryRun(Box<Pod>),
     /// Deletes an attempt's ConfigMap of this name, and its PodGroup if PodGroups are served.
     DeleteAttempt(String, Option<Version>),
     DeleteService,

@@ -116,6 +116,11 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     total
 }
 
+/// Whether nodes have the resource, which placement otherwise only counts like one.
+pub fn is_of_nodes(resource: &str) -> bool {
+    !matches!(resource, PODS | HOST_PORTS)
+}
+
 /// Whether a pod as a whole can request a resource (KEP-2837).
 fn is_of_pods(resource: &str) -> bool {
     matches!(resource, CPU | MEMORY) || resource.starts_with(HUGE_PAGES)
@@ -162,7 +167,7 @@ fn raise(total: &mut Requests, least: Requests) {
 
 /// The resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and
 /// extended resources (with a domain).
-pub(super) fn amounts(quantities: Option<&BTreeMap<String, Quantity>>) -> Requests {
+pub(crate) fn amounts(quantities: Option<&BTreeMap<String, Quantity>>) -> Requests {
     quantities
         .into_iter()
         .flatten()

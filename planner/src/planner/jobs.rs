@@ -57,7 +57,7 @@ impl Job {
         };
         if let Ok(valid) = validate(job) {
             let valid = valid.within(status.admission.as_ref());
-            let request = GangRequest::from(&valid);
+            let request = GangRequest::from(&valid).admitted(status.admitted_pod.as_ref());
             let preferred_shapes = avoidance::preferred_shapes(&valid, status, &request);
             if status.phase == Some(Phase::Running) {
                 let shape = preferred_shapes.first().unwrap_or(&request.shape);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crds::ValidatedJob;
-use crds::status::GpuGroup;
+use crds::status::{AdmittedPod, GpuGroup};
 use crds::validate::{PlacementRules, gpu_toleration};
 use k8s_openapi::api::core::v1::Toleration;
 
@@ -30,6 +30,20 @@ impl GangRequest {
             larger,
             shape: Arc::clone(shape),
         })
+    }
+
+    /// The request with what admission adds to the pods.
+    #[must_use]
+    pub fn admitted(mut self, pod: Option<&AdmittedPod>) -> Self {
+        if let Some(pod) = pod {
+            let shape = Arc::make_mut(&mut self.shape);
+            for (resource, more) in resources::amounts(Some(&pod.requests)) {
+                *shape.requests.entry(resource).or_default() += more;
+            }
+            shape.node_selector.extend(pod.node_selector.clone());
+            shape.tolerations.extend(pod.tolerations.iter().cloned());
+        }
+        self
     }
 
     /// The request of a gang of one size.
@@ -152,4 +166,29 @@ pub enum Avoidance {
     WasSlow,
     /// Attempts failed there.
     FailedBefore,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_admission_adds_is_requested_too() {
+        let added = json!({
+            "requests": {"cpu": "1500m", "memory": "1Gi"}, "nodeSelector": {"pool": "a"},
+            "tolerations": [{"key": "team"}], "containers": ["mesh"],
+        });
+        let added: AdmittedPod = serde_json::from_value(added).expect("a pod");
+        let mut shape = Shape::of_gpus("nvidia.com/gpu", 2);
+        shape.requests.insert("cpu".into(), 500);
+        let request = GangRequest::fixed(1, &Arc::new(shape)).admitted(Some(&added));
+        let expected = [("cpu", 2000), ("memory", 1 << 30), ("nvidia.com/gpu", 2)];
+        let expected = expected.map(|(resource, amount)| (resource.to_owned(), amount));
+        assert_eq!(request.shape.requests, expected.into());
+        assert_eq!(request.shape.node_selector, added.node_selector);
+        let tolerations = &request.shape.tolerations;
+        assert!(tolerations.ends_with(&added.tolerations), "{tolerations:?}");
+    }
 }

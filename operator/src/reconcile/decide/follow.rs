@@ -155,7 +155,8 @@ fn unfit<'a>(
     if status.phase != Some(Phase::Starting) || seen.rejecting_nodes.is_empty() {
         return vec![];
     }
-    let shape = GangRequest::from(&valid.clone().within(status.admission.as_ref())).shape;
+    let request = GangRequest::from(&valid.clone().within(status.admission.as_ref()));
+    let shape = request.admitted(status.admitted_pod.as_ref()).shape;
     let why = |pod: &'a PodView| {
         let name = pod.node.as_ref()?;
         let why = start::unfit(pod, seen.rejecting_nodes.get(name)?, &shape)?;

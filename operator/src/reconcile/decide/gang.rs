@@ -3,6 +3,7 @@
 use contract::RunConfig;
 use crds::ValidatedJob;
 use crds::status::PlacementStatus;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::super::observation::{Isolation, Observation};
 use super::super::step::{Object, Write};
@@ -96,4 +97,18 @@ fn sharded(config: RunConfig, placement: Option<&PlacementStatus>) -> RunConfig 
         );
         config
     })
+}
+
+/// The first pod of the next attempt, without a node.
+pub(super) fn dry_run(seen: &Observation, valid: &ValidatedJob) -> Pod {
+    let valid = &valid.clone().within(seen.status().admission.as_ref());
+    let member = Member {
+        attempt: seen.newest_attempt().saturating_add(1),
+        node_rank: 0,
+        gang_size: valid.sizes.last().map_or(1, |nodes| *nodes as usize),
+        node: "dry-run",
+        is_grouped: false,
+        agent_image: seen.agent_image.as_deref(),
+    };
+    pod::build(&seen.job, valid, member)
 }

@@ -125,11 +125,15 @@ impl Cluster {
             events: vec![],
         }));
         tokio::spawn(serve(handle, Arc::clone(&server)));
+        let known: Vec<ViTTrainingJob> = server.lock().expect("a server").jobs.values().cloned().collect();
         let cluster = Self {
             server,
             context: context_with(service, caches, triggers, false),
             triggered,
         };
+        for job in &known {
+            cluster.context.dry_runs.keep(job, AdmittedPod::default());
+        }
         cluster.watch(&first);
         cluster
     }

@@ -413,3 +413,70 @@ async fn a_report_that_kueue_refuses_is_repeated_once_a_minute() {
     drop(context);
     assert_eq!(puts.await.expect("served"), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_created_only_after_a_dry_run_that_nobody_has_to_answer() {
+    let dry_runs = async |answer: fn(&Value) -> (u16, Value)| {
+        let (context, mut server) = idle_context();
+        let queries = tokio::spawn(async move {
+            let mut queries = Vec::new();
+            while let Some((request, responder)) = server.next_request().await {
+                queries.push(request.uri().query().unwrap_or_default().to_owned());
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let (code, body) = answer(&serde_json::from_slice(&body).expect("a pod"));
+                responder.send_response(fixtures::response(code, &body));
+            }
+            queries
+        });
+        let job = fixtures::job();
+        let pod = fixtures::pod_objects(1, "Pending").remove(0);
+        let applied = apply::apply(
+            &context,
+            &context.client,
+            &job,
+            vec![Write::DryRun(Box::new(pod))],
+        )
+        .await;
+        let known_of = |job: &ViTTrainingJob, now| context.dry_runs.of(job, fixtures::at(now));
+        let known = known_of(&job, 0);
+        let mut other = job.clone();
+        other.metadata.name = Some("other".into());
+        assert_eq!(known_of(&other, 0), known, "a name does not matter");
+        other.spec.image = "other".into();
+        assert_eq!(known_of(&other, 0), None);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(known_of(&job, 0), None, "of a job that was created later");
+        assert_eq!(known_of(&job, 1), known);
+        tokio::time::advance(Duration::from_secs(14 * 60)).await;
+        assert_eq!(known_of(&job, 3600), None, "policies may have changed");
+        drop(context);
+        let queries = queries.await.expect("served");
+        assert!(
+            queries.iter().all(|query| query.contains("dryRun=All")),
+            "{queries:?}"
+        );
+        (applied.is_ok(), known)
+    };
+    let with_sidecar = |pod: &Value| {
+        let mut pod = pod.clone();
+        let sidecar = json!({"name": "mesh", "image": "mesh"});
+        pod["spec"]["containers"]
+            .as_array_mut()
+            .expect("containers")
+            .push(sidecar);
+        (201, pod)
+    };
+    let (is_applied, known) = dry_runs(with_sidecar).await;
+    assert!(is_applied);
+    assert_eq!(known.expect("a change").containers, ["mesh"]);
+    let refused: fn(&Value) -> (u16, Value) = |_| (400, failure(400, "does not support dry run"));
+    assert_eq!(dry_runs(refused).await, (true, Some(AdmittedPod::default())));
+    let fails: fn(&Value) -> (u16, Value) = |_| (500, failure(500, "InternalError"));
+    assert_eq!(dry_runs(fails).await, (false, None), "it is tried again");
+    let lags: fn(&Value) -> (u16, Value) = |_| {
+        let mut answer = failure(403, "Forbidden");
+        answer["message"] = json!(r#"no matches for kind "ViTTrainingJob""#);
+        (403, answer)
+    };
+    assert_eq!(dry_runs(lags).await, (false, None), "the CRD is new");
+}

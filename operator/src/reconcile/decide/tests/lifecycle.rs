@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use contract::Progress;
 use crds::conditions::types;
-use crds::status::ProgressStatus;
+use crds::status::{AdmittedPod, ProgressStatus};
 use crds::{Phase, ViTTrainingJob};
 use expect_test::expect;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -47,6 +47,39 @@ fn a_job_is_placed_then_created_then_followed_to_its_end() {
         50 s pass; again in 10s
         10 s pass
         ! delete the job
+    "#]]);
+}
+
+#[test]
+fn what_admission_adds_to_the_pods_is_known_before_gpus_are_looked_for() {
+    let mut world = World::new(fixtures::job());
+    world.seen.dry_run = None;
+    world.begin().story_is(expect![[r#"
+        begin; again in 5s
+          dry run
+          Starting, attempt 1 on a b, Placed: GangFits
+          update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
+    "#]]);
+    let mut world = World::new(fixtures::job());
+    world.seen.dry_run = None;
+    let added =
+        json!({"requests": {"nvidia.com/gpu": "1"}, "containers": ["debug"], "nodeSelector": {"pool": "a"}});
+    world.admitted = serde_json::from_value(added).expect("a pod");
+    world.begin().story_is(expect![[r#"
+        begin; again in 30s
+          dry run
+          update the status
+          Pending, not Placed: NoFittingGroup
+    "#]]);
+    expect!["needs 2 x 1 identical nvidia.com/gpu: Tesla-T4 has 2 nodes without the labels of workers.nodeSelector (a, b); admission adds to each pod: container debug, 1 more nvidia.com/gpu, node label pool=a"].assert_eq(&world.condition(types::PLACED).1);
+    world.on("the webhook is gone", |seen| {
+        seen.dry_run = Some(AdmittedPod::default());
+    });
+    world.story_is(expect![[r#"
+        the webhook is gone; again in 5s
+          update the status
+          Starting, attempt 1 on a b, Placed: GangFits
+          update the status, create ConfigMap digits-1 digits-1-0 digits-1-1
     "#]]);
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use contract::exit::ExitCode;
 use contract::{CheckpointRecord, FailureRecord, Progress, TerminationRecord};
 use crds::conditions::types;
-use crds::status::ViTTrainingJobStatus;
+use crds::status::{AdmittedPod, ViTTrainingJobStatus};
 use crds::{Phase, ViTTrainingJob};
 use expect_test::Expect;
 use jiff::SignedDuration;
@@ -34,6 +34,8 @@ pub(super) struct World {
     pub(super) nodes: Vec<&'static str>,
     /// Foreign and other pods that hold GPUs.
     pub(super) holders: Vec<k8s_openapi::api::core::v1::Pod>,
+    /// What a dry run shows.
+    pub(super) admitted: AdmittedPod,
     /// What the last step with writes wrote.
     pub(super) writes: Vec<Write>,
     story: String,
@@ -46,6 +48,7 @@ impl World {
             seen: observation(job, vec![]),
             nodes: vec!["a", "b"],
             holders: vec![],
+            admitted: AdmittedPod::default(),
             writes: vec![],
             story: String::new(),
         }
@@ -165,6 +168,7 @@ impl World {
         }
         let place = |_| {
             let request = GangRequest::from(valid.as_ref().expect("valid"));
+            let request = request.admitted(self.status().admitted_pod.as_ref());
             Some(match place(&request, fleet.inventory()) {
                 Ok(placement) => Decision::Placed(placement),
                 Err(rejected) => Decision::Waits(Waiting::NoFit {
@@ -211,6 +215,10 @@ impl World {
                     }
                 }
                 words
+            }
+            Write::DryRun(_) => {
+                seen.dry_run = Some(self.admitted.clone());
+                "dry run".into()
             }
             Write::DeleteAttempt(name, _) => {
                 seen.config_maps.remove(&name);
