@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// A holder that fails to renew for this long, after [`RETRY`], gives up: 10 s in total.
 const RENEW_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout of one try: several fit into [`RENEW_DEADLINE`].
-const CALL: Duration = Duration::from_secs(3);
+pub(crate) const CALL: Duration = Duration::from_secs(3);
 
 /// The Lease as `identity` takes or renews it; `None` while another replica holds it.
 /// `unchanged_for` is how long this observer has seen the Lease unchanged.

@@ -27,9 +27,9 @@ use crate::api_calls::CountCalls;
 use crate::arguments::RunArguments;
 use crate::clock::Clock;
 use crate::http::{self, Endpoints};
-use crate::lease::Candidate;
+use crate::lease::{self, Candidate};
 use crate::metrics::Metrics;
-use crate::reconcile::{Context, Memory, Settings, error_policy, reconcile};
+use crate::reconcile::{CALL_TIMEOUT, Context, Memory, Settings, error_policy, reconcile};
 use crate::studies::{self, Studies};
 use crate::watch::cache::Cache;
 use crate::watch::caches::Caches;
@@ -45,7 +45,7 @@ const UNRECORDED: Duration = Duration::from_secs(600);
 const ROUNDS_AT_ONCE: u16 = 64;
 /// Least time between reconciles of studies for changes.
 const STUDY_ROUNDS: Duration = Duration::from_millis(500);
-/// Time after which a silent connection is closed. Watches are silent for less.
+/// Time after which a silent connection for watches is closed. Watches are silent for less.
 const SILENCE: Duration = Duration::from_secs(90);
 /// Concurrent reconciles of studies.
 const STUDIES_AT_ONCE: u16 = 8;
@@ -81,17 +81,37 @@ pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
         .await
         .map_err(|error| RunError::NoCluster(kube::Error::InferConfig(error)))?;
     let metrics = Arc::new(Metrics::new()?);
-    let client = client(config, &metrics).map_err(RunError::NoCluster)?;
+    let clients = Clients::new(&config, &metrics).map_err(RunError::NoCluster)?;
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
     // Boxed, because it is large.
-    Box::pin(run_on(client, metrics, arguments, stop)).await
+    Box::pin(run_on(clients, metrics, arguments, stop)).await
 }
 
-/// A client whose connections may be silent for [`SILENCE`], also before the first byte of an answer,
-/// and within a list. It counts calls.
-fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
-    config.read_timeout = Some(SILENCE);
+/// Clients with a pool of connections each. After a failover of the API server all connections of a
+/// pool may be dead, and each costs a call its time limit unless it was idle for as long before.
+struct Clients {
+    watches: Client,
+    calls: Client,
+    /// Several dead connections would cost the lease.
+    lease: Client,
+}
+
+impl Clients {
+    fn new(config: &Config, metrics: &Arc<Metrics>) -> Result<Self, kube::Error> {
+        let client = |silence| client(config.clone(), silence, metrics);
+        Ok(Self {
+            watches: client(SILENCE)?,
+            calls: client(CALL_TIMEOUT)?,
+            lease: client(lease::CALL)?,
+        })
+    }
+}
+
+/// A client whose connections may be silent for so long, also before the first byte of an answer, within
+/// a list, and between calls. It counts calls.
+fn client(mut config: Config, silence: Duration, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
+    config.read_timeout = Some(silence);
     // Otherwise the time before a request counts.
     config.reset_reader_on_write = true;
     // It would try for minutes, and hide that the server is busy. Rounds have their own.
@@ -106,7 +126,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
 }
 
 async fn run_on(
-    client: Client,
+    clients: Clients,
     metrics: Arc<Metrics>,
     arguments: RunArguments,
     stop: CancellationToken,
@@ -128,13 +148,13 @@ async fn run_on(
     let (triggers, mut triggered) = mpsc::unbounded_channel();
     let planner = SharedPlanner::default();
     let (caches, watches) = Caches::start(
-        &client,
+        &clients.watches,
         namespace.as_deref(),
         kueue,
         planner.clone(),
         triggers.clone(),
     );
-    let jobs: Api<StoredJob> = own_api(&client, namespace.as_deref());
+    let jobs: Api<StoredJob> = own_api(&clients.watches, namespace.as_deref());
     let capacity = triggers.clone();
     // The planner sees a change before any round does.
     let known: Cache<StoredJob> = Cache::new(move |event| {
@@ -163,7 +183,7 @@ async fn run_on(
         });
     let controller = Controller::for_stream(job_events, known.store().clone());
     let context = Arc::new(Context::new(
-        client.clone(),
+        clients.calls.clone(),
         known.clone(),
         caches.clone(),
         triggers,
@@ -185,7 +205,8 @@ async fn run_on(
         is_ready: Arc::clone(&is_ready),
         clock: clock.clone(),
     };
-    let (studies, study_watch) = watch_studies(&client, namespace.as_deref(), Arc::clone(&study_changes));
+    let (studies, study_watch) =
+        watch_studies(&clients.watches, namespace.as_deref(), Arc::clone(&study_changes));
     let studies = Arc::new(Studies {
         context: Arc::clone(&context),
         known: studies,
@@ -198,7 +219,7 @@ async fn run_on(
         endpoints,
         serving.clone().cancelled_owned(),
     ));
-    let watches = [watches, study_watch, known.confirm(client.clone()).boxed()];
+    let watches = [watches, study_watch, known.confirm(clients.calls).boxed()];
     let mut watches = tokio::spawn(future::select_all(watches).map(drop));
     info!(identity, namespace, %metrics_address, "the operator has started");
 
@@ -209,8 +230,8 @@ async fn run_on(
         }
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
-            leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
-        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity, clock);
+            leader_election_namespace.unwrap_or_else(|| clients.lease.default_namespace().to_owned());
+        let mut candidate = Candidate::new(clients.lease, &lease_namespace, lease_name, identity, clock);
         let leads = tokio::select! {
             leads = candidate.acquire(&stop) => leads,
             never = stand_by(&mut triggered, &caches) => match never {},
@@ -479,6 +500,14 @@ mod tests {
     mod capacity;
     mod faults;
 
+    fn all(client: &Client) -> Clients {
+        Clients {
+            watches: client.clone(),
+            calls: client.clone(),
+            lease: client.clone(),
+        }
+    }
+
     fn arguments() -> RunArguments {
         RunArguments {
             namespace: None,
@@ -501,7 +530,7 @@ mod tests {
         stop.cancel();
         let client = Client::new(service, "default");
         let metrics = Arc::new(Metrics::new().expect("registers"));
-        let running = Box::pin(run_on(client, metrics, arguments(), stop));
+        let running = Box::pin(run_on(all(&client), metrics, arguments(), stop));
         tokio::time::timeout(Duration::from_secs(10), running)
             .await
             .expect("it ends")

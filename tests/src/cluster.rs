@@ -1,5 +1,6 @@
 //! A cluster: starting, attaching, removing, and the operations that tests need.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -294,6 +295,11 @@ impl Cluster {
         process::end(&self.state, component, Signal::KILL)?;
         control_plane::start_component(&self.state, &self.binaries, component, flags)?;
         control_plane::await_ready(&self.state, &self.client).await
+    }
+
+    /// Starts another API server of this cluster, beside its usual one, and returns its address.
+    pub fn start_second_api_server(&self) -> Result<SocketAddr> {
+        control_plane::start_second_api_server(&self.state, &self.binaries)
     }
 
     /// Pauses a component until the returned value is dropped.

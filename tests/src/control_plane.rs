@@ -1,7 +1,7 @@
 //! The control plane: etcd, API server, controllers, scheduler, DNS, Services, NetworkPolicies.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -133,6 +133,24 @@ pub fn start_component(state: &State, binaries: &Binaries, component: &str, flag
         .collect();
     process::start(state, component, None, &words, &binaries.search_path())?;
     Ok(())
+}
+
+/// Starts another API server with the same etcd, and returns its address.
+pub fn start_second_api_server(state: &State, binaries: &Binaries) -> Result<SocketAddr> {
+    let address = SocketAddr::from((state.addresses().api(), 6444));
+    let mut words = vec![binaries.path("kube-apiserver").display().to_string()];
+    words.extend(arguments(state, "kube-apiserver")?);
+    words.push(format!("--secure-port={}", address.port()));
+    // It leaves the Service of API servers alone.
+    words.push("--endpoint-reconciler-type=none".to_owned());
+    process::start(
+        state,
+        "second-kube-apiserver",
+        None,
+        &words,
+        &binaries.search_path(),
+    )?;
+    Ok(address)
 }
 
 /// A client with the administrator's rights.

@@ -1,11 +1,13 @@
 //! Installs the operator on a cluster: the shipped Dockerfiles and chart, with the real Helm.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 use serde_json::{Value, json};
 
+use crate::exposition::Exposition;
 use crate::rights::Account;
 use crate::{Cluster, ClusterConfig, chart, cluster, image, packages, process, root};
 
@@ -60,8 +62,13 @@ pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[
 }
 
 /// Starts a built operator as a process outside the cluster, with exactly the rights of the
-/// [installed](install) chart.
-pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<()> {
+/// [installed](install) chart, perhaps through a proxy before the API server.
+pub fn start(
+    cluster: &Cluster,
+    program: &Path,
+    proxy: Option<SocketAddr>,
+    arguments: &[String],
+) -> Result<()> {
     ensure!(
         program.exists(),
         "{} is missing: build it first",
@@ -77,6 +84,11 @@ pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<
     ])?;
     let mut kubeconfig: Value = serde_json::from_slice(&fs::read(cluster.kubeconfig())?)?;
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    if let Some(proxy) = proxy {
+        let server = &mut kubeconfig["clusters"][0]["cluster"];
+        server["server"] = format!("https://{proxy}").into();
+        server["tls-server-name"] = "kubernetes".into();
+    }
     let path = cluster.state().directory().join("operator.conf");
     fs::write(&path, kubeconfig.to_string())?;
     let mut words = vec![
@@ -90,6 +102,13 @@ pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<
     let search_path = cluster.binaries().search_path();
     process::start(cluster.state(), OPERATOR, None, &words, &search_path)?;
     Ok(())
+}
+
+/// The metrics of an operator that was [started](start).
+pub fn metrics(cluster: &Cluster) -> Result<Exposition> {
+    let address = cluster.state().addresses().api();
+    let mut answer = ureq::get(format!("http://{address}:8080/metrics")).call()?;
+    Ok(Exposition::parse(&answer.body_mut().read_to_string()?))
 }
 
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the binaries of `make

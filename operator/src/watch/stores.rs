@@ -21,7 +21,7 @@ const ASKED_AGAIN: Duration = Duration::from_secs(30);
 
 /// Time after which a watch starts again where it was. A few seconds later, a silent one is taken for
 /// dead: a connection does not show that the server lost power.
-const WATCHED_FOR: u32 = 45;
+const WATCHED_FOR: u32 = 40;
 
 /// How every watch is made.
 pub(crate) fn watching() -> watcher::Config {

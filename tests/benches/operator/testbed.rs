@@ -124,6 +124,7 @@ impl Testbed {
         operator::start(
             &self.cluster,
             &program,
+            None,
             &["--metrics-address=0.0.0.0:8080".to_owned()],
         )?;
         let state = self.cluster.state();
@@ -137,9 +138,7 @@ impl Testbed {
 
     /// The operator's metrics.
     pub(crate) fn operator_metrics(&self) -> Result<Exposition> {
-        let address = self.cluster.state().addresses().api();
-        let mut answer = ureq::get(format!("http://{address}:8080/metrics")).call()?;
-        Ok(Exposition::parse(&answer.body_mut().read_to_string()?))
+        operator::metrics(&self.cluster)
     }
 
     /// Waits until `count` jobs are in a phase, by the operator's metrics.
@@ -180,7 +179,7 @@ impl Testbed {
     }
 
     /// Waits until the API server is nearly idle.
-    async fn at_rest(&self) -> Result<()> {
+    pub(crate) async fn at_rest(&self) -> Result<()> {
         const SECOND: Duration = Duration::from_secs(1);
         let started = Instant::now();
         let mut ticks = tokio::time::interval(SECOND);

@@ -6,6 +6,7 @@
 mod chart;
 mod operator;
 mod plugin;
+mod proxy;
 mod rules;
 
 use std::io::Write as _;
@@ -134,6 +135,7 @@ fn main() -> Result<()> {
     let cluster = Arc::new(runtime.block_on(Cluster::up(config))?);
     let version = runtime.block_on(cluster.client().apiserver_version())?;
     say(format_args!("the API server is {}", version.git_version));
+    let _entered = runtime.enter();
     plugin::try_without_resource(&cluster);
     operator::start(&cluster)?;
     documented(&cluster)?;
@@ -156,7 +158,6 @@ fn main() -> Result<()> {
         .map(drop)
     })?;
     kubectl(&cluster, ["create", "namespace", "team-a"])?;
-    let _entered = runtime.enter();
     let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster))?);
     cluster::down(cluster.name())?;
     let left = cluster::leftovers(cluster.name())?;
@@ -242,8 +243,18 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
             0,
         ),
         trial(
+            "operator_counts_what_admission_adds".into(),
+            operator::counts_what_admission_adds,
+            0,
+        ),
+        trial(
             "operator_divides_more_after_a_rank_ran_out_of_memory".into(),
             operator::divides_more_after_a_rank_ran_out_of_memory,
+            0,
+        ),
+        trial(
+            "operator_notices_that_its_connections_are_dead".into(),
+            operator::notices_that_its_connections_are_dead,
             0,
         ),
         trial(

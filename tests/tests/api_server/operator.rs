@@ -1,20 +1,29 @@
 //! The operator's requests from a job's creation to its deletion, with the chart's rights. There
 //! are no kubelets: the test writes the pods' status.
 
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use contract::RunConfig;
 use contract::environment::RUN_CONFIG_PATH;
 use crds::conditions::reasons;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
+use vit_tests::command::tail_of_file;
 use vit_tests::operator::{self, OPERATOR};
+use vit_tests::progress::say;
 use vit_tests::{Cluster, GpuProduct, kwok};
 
+use super::proxy::Proxy;
 use super::{NODES, VALID, kubectl, kubectl_input, until};
 
 /// The operator's namespace for jobs.
 const NAMESPACE: &str = "operated";
 const PODS: [&str; 2] = ["pod/digits-1-0", "pod/digits-1-1"];
+
+/// Between the operator and the API server.
+static PROXY: OnceLock<Proxy> = OnceLock::new();
 
 /// Installs the chart, and starts the operator before the API server serves Kueue's kinds.
 pub(crate) fn start(cluster: &Cluster) -> Result<()> {
@@ -22,7 +31,16 @@ pub(crate) fn start(cluster: &Cluster) -> Result<()> {
     let namespace = format!("namespace={NAMESPACE}");
     operator::install(cluster, &["replicaCount=0".to_owned(), namespace.clone()])?;
     let program = vit_tests::root().join("target/debug/vit-operator");
-    operator::start(cluster, &program, &[format!("--{namespace}")])
+    let (server, host) = (cluster.state().addresses().api(), cluster.host_address());
+    let proxy = Proxy::before((server, 6443).into(), (host, 0).into());
+    let proxy = Handle::current().block_on(proxy)?;
+    let proxy = PROXY.get_or_init(|| proxy);
+    operator::start(
+        cluster,
+        &program,
+        Some(proxy.address),
+        &[format!("--{namespace}")],
+    )
 }
 
 /// Runs `kubectl` in [`NAMESPACE`].
@@ -37,6 +55,10 @@ impl Operated<'_> {
     fn wait(&self, what: &str, objects: &[&str]) -> Result<()> {
         objects.iter().try_for_each(|object| {
             self.run(&["wait", object, &format!("--for={what}"), "--timeout=60s"])
+                .with_context(|| {
+                    self.run(&["get", "vtj", "--output=jsonpath={.items[*].status}"])
+                        .unwrap_or_default()
+                })
                 .map(drop)
         })
     }
@@ -165,6 +187,97 @@ pub(crate) fn waits_without_pods_for_a_quota(cluster: &Cluster, _: usize) -> Res
     operated.run(&["delete", "resourcequota/gpus"])?;
     operated.run(&["delete", "vtj/digits"])?;
     operated.wait("delete", &pods)?;
+    kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
+}
+
+/// The real API server adds a LimitRange's requests, also in a dry run.
+pub(crate) fn counts_what_admission_adds(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
+    Handle::current().block_on(kwok::add_nodes(&cluster.client(), 2, &GpuProduct::TESLA_T4, 1))?;
+    let operated = Operated(cluster);
+    let defaults = json!({
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "scratch"},
+        "spec": {"limits": [{"type": "Container", "defaultRequest": {"ephemeral-storage": "100Ti"}}]},
+    });
+    kubectl_input(
+        cluster,
+        ["--namespace", NAMESPACE, "create", "-f", "-"],
+        &defaults.to_string(),
+    )?;
+    // Jobs with the same manifest share a dry run for a minute.
+    let job = VALID.replace("epochs: 40", "epochs: 41");
+    kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], &job)?;
+    operated.wait("jsonpath={.status.phase}=Pending", &["vtj/digits"])?;
+    let status = operated.run(&["get", "vtj/digits", "--output=jsonpath={.status}"])?;
+    let status: Value = serde_json::from_str(&status)?;
+    let found = status["admittedPod"]["requests"].to_string();
+    ensure!(found == r#"{"ephemeral-storage":"109951162777600"}"#, "{status}");
+    let message = status["conditions"].to_string();
+    let words = "admission adds to each pod: 109951162777600 more ephemeral-storage";
+    ensure!(message.contains(words), "{message}");
+    ensure!(
+        operated.run(&["get", "pods", "--output=name"])?.is_empty(),
+        "a dry run creates no pod"
+    );
+    // It is asked again for a changed manifest.
+    operated.run(&["delete", "limitrange/scratch"])?;
+    let patch = |spec: Value| {
+        let patch = json!({"spec": spec}).to_string();
+        operated.run(&["patch", "vtj/digits", "--type=merge", "--patch", &patch])
+    };
+    patch(json!({"suspend": true}))?;
+    operated.wait("jsonpath={.status.phase}=Suspended", &["vtj/digits"])?;
+    patch(json!({"suspend": false, "training": {"seed": 1}}))?;
+    operated.wait("create", &PODS)?;
+
+    operated.run(&["delete", "vtj/digits"])?;
+    operated.wait("delete", &PODS)?;
+    kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
+}
+
+/// Time in which the operator notices that all its connections are dead.
+const NOTICED: Duration = Duration::from_secs(60);
+/// Most calls of an operator with one job in that time.
+const CALLS: f64 = 200.0;
+/// Pods of a gang that is created over several connections.
+const GANG: usize = 8;
+
+/// Two real servers and all watches, calls and the lease at once: their time limits act together, and the
+/// operator must wait for the longest.
+pub(crate) fn notices_that_its_connections_are_dead(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
+    Handle::current().block_on(kwok::add_nodes(&cluster.client(), GANG, &GpuProduct::TESLA_T4, 1))?;
+    let operated = Operated(cluster);
+    let second = cluster.start_second_api_server()?;
+    let url = format!("--server=https://{second}");
+    until(|| kubectl(cluster, [&url, "get", "--raw=/readyz"]).map(drop))?;
+    let pods = |attempt: usize| (0..GANG).map(move |rank| format!("pod/digits-{attempt}-{rank}"));
+    let [pods, next] = [1, 2].map(|attempt| pods(attempt).collect::<Vec<_>>());
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let job = VALID.replace("nodes: 2", &format!("nodes: {GANG}"));
+    kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], &job)?;
+    operated.wait("create", &pods)?;
+    operated.play(&pods, "Running", &json!({"running": {}}))?;
+    operated.wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
+    let calls = || anyhow::Ok(operator::metrics(cluster)?.sum("vit_operator_api_requests_total"));
+    let calls_before = calls()?;
+
+    PROXY.get().context("started")?.fail_over(second);
+    let began = Instant::now();
+    operated.play(&pods[1..2], "Failed", &ended(137))?;
+    for pod in &next {
+        operated
+            .run(&["wait", pod, "--for=create", "--timeout=120s"])
+            .with_context(|| tail_of_file(&cluster.state().log_file(OPERATOR), 20))?;
+    }
+    let noticed = began.elapsed();
+    let calls = calls()? - calls_before;
+    say(format_args!("noticed after {noticed:.0?}, with {calls} calls"));
+    ensure!(noticed <= NOTICED, "noticed after {noticed:?}");
+    ensure!(calls <= CALLS, "{calls} calls");
+    operated.run(&["delete", "vtj/digits"])?;
+    let next: Vec<&str> = next.iter().map(String::as_str).collect();
+    operated.wait("delete", &next)?;
     kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
 }
 

@@ -84,7 +84,7 @@ impl Running {
         });
         let client = Client::new(service, "default");
         let running = run_on(
-            client,
+            all(&client),
             Arc::clone(&metrics),
             arguments(),
             CancellationToken::new(),
@@ -199,7 +199,7 @@ async fn a_server_that_dies_within_an_answer_holds_no_call_for_good() {
     let address = listener.local_addr().expect("an address");
     let config = Config::new(format!("http://{address}").parse().expect("a URL"));
     let metrics = Arc::new(Metrics::new().expect("registers"));
-    let client = client(config, &metrics).expect("a client");
+    let client = client(config, SILENCE, &metrics).expect("a client");
     let jobs: Api<StoredJob> = own_api(&client, None);
     let list = tokio::spawn(async move { jobs.list(&kube::api::ListParams::default()).await });
     let (mut connection, _) = listener.accept().await.expect("a connection");
@@ -284,7 +284,7 @@ async fn every_answer_of_a_busy_server_is_counted() {
     let address = listener.local_addr().expect("an address");
     let config = Config::new(format!("http://{address}").parse().expect("a URL"));
     let metrics = Arc::new(Metrics::new().expect("registers"));
-    let client = client(config, &metrics).expect("a client");
+    let client = client(config, SILENCE, &metrics).expect("a client");
     let router = axum::Router::new().fallback(|| async { ::http::StatusCode::TOO_MANY_REQUESTS });
     let server = AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await }));
     let jobs: Api<StoredJob> = own_api(&client, None);
@@ -302,9 +302,7 @@ async fn every_answer_of_a_busy_server_is_counted() {
 #[tokio::test(start_paused = true)]
 async fn pods_of_jobs_that_do_not_exist_ask_for_few_rounds() {
     let jobs = Cache::new(|_| ());
-    jobs.watched(watcher::Event::Apply(
-        fixtures::job_in(Phase::Pending, 0).into(),
-    ));
+    jobs.watched(watcher::Event::Apply(fixtures::job_in(Phase::Pending, 0).into()));
     let (triggers, triggered) = mpsc::unbounded_channel();
     for pod in 0..100 {
         let unknown = Trigger::Job {
