@@ -50,6 +50,8 @@ pub(crate) struct PodView {
     pub(crate) agent: Option<String>,
     /// What keeps it from starting, as scheduler or kubelet report it.
     pub(crate) stuck: Option<String>,
+    /// Bound, but its volumes or its network are not ready.
+    pub(crate) waits_for_sandbox: bool,
     /// Set if waiting will not make it start.
     pub(crate) cannot_start: Option<CannotStart>,
     /// Set if kube-scheduler or the kubelet rejects it.
@@ -161,6 +163,10 @@ impl PodView {
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
+            // KEP-3085.
+            waits_for_sandbox: condition(pod, "PodReadyToStartContainers")
+                .is_some_and(|(value, _)| value == "False")
+                && phase(pod) == "Pending",
             cannot_start: cannot_start(pod),
             rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
             fetch: fetch(pod),
@@ -521,6 +527,7 @@ mod tests {
             pod.agent.clone(),
             fetch.map(Into::into),
             pod.stuck.as_ref().map(|words| format!("stuck: {words}")),
+            pod.waits_for_sandbox.then(|| "waits for its sandbox".into()),
             pod.cannot_start.map(|why| format!("{why:?}")),
             pod.rejected.as_deref().map(gpus),
             pod.disruption.as_ref().map(|words| format!("disrupted: {words}")),
@@ -556,6 +563,8 @@ mod tests {
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: CrashLoopBackOff
 {mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
+{conditions: [{type: PodReadyToStartContainers, status: "False"}]} -> waits for its sandbox
+{conditions: [{type: PodReadyToStartContainers, status: "True"}]} -> 
 {conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node, lastTransitionTime: TIME}]} -> stuck: Unschedulable: no node; rejected with Some(1) since 2026-01-01T00:00:00Z
 {conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated
 {nominatedNodeName: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable

@@ -27,8 +27,7 @@ pub(crate) fn judged(
         return Some(why);
     }
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
-    let placed = status.placement.as_ref().and_then(|placed| placed.time.as_ref());
-    let is_over = placed.is_none_or(|time| now.duration_since(time.0) >= PROBATION.min(timeout));
+    let is_over = placed(status).is_none_or(|time| now.duration_since(time) >= PROBATION.min(timeout));
     is_over.then_some(CannotStart::Misconfigured)
 }
 
@@ -40,7 +39,7 @@ pub(crate) fn left<'a>(
     status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<SignedDuration> {
-    let placed = status.placement.as_ref()?.time.as_ref()?.0;
+    let placed = placed(status)?;
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
     let late = gang.into_iter().filter(|pod| is_late(pod));
     let due = late.map(|pod| {
@@ -49,9 +48,15 @@ pub(crate) fn left<'a>(
             _ => placed,
         };
         let unschedulable = unschedulable_since(pod, job).map(|time| placed.max(time) + UNSCHEDULABLE);
-        (since + timeout).min(unschedulable.unwrap_or(Timestamp::MAX))
+        let unmounted = is_unmounted(pod).then(|| placed + UNMOUNTED);
+        let sooner = [unschedulable, unmounted].into_iter().flatten().min();
+        (since + timeout).min(sooner.unwrap_or(Timestamp::MAX))
     });
     Some(due.min()?.duration_since(now).max(SignedDuration::ZERO))
+}
+
+fn placed(status: &ViTTrainingJobStatus) -> Option<Timestamp> {
+    Some(status.placement.as_ref()?.time.as_ref()?.0)
 }
 
 /// How long the cluster's kube-scheduler may find no node for a pod that fits its node by all that the
@@ -63,6 +68,14 @@ fn unschedulable_since(pod: &PodView, job: &ViTTrainingJob) -> Option<Timestamp>
     let scheduler = job.spec.scheduling.scheduler_name.as_deref();
     let is_default = scheduler.is_none_or(|name| name == "default-scheduler");
     pod.rejected.as_ref().filter(|_| is_default)?.unschedulable_since
+}
+
+/// How long volumes and network may not be ready while the cluster warns of them. The kubelet warns of slow
+/// ones after two minutes, and they may be ready at its next try.
+const UNMOUNTED: SignedDuration = SignedDuration::from_mins(3);
+
+fn is_unmounted(pod: &PodView) -> bool {
+    pod.waits_for_sandbox && pod.stuck.is_some()
 }
 
 fn is_late(pod: &PodView) -> bool {
@@ -78,7 +91,8 @@ pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Re
     refusal(pod.node.as_deref()?, &others, shape)
 }
 
-/// The failure of a gang with pods not ready after its start timeout, or unschedulable for a minute.
+/// The failure of a gang with pods not ready after its start timeout, unschedulable for a minute, or without
+/// volumes for three.
 /// Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
 /// started. `manifest` is what a pod requests by its manifest.
 pub(crate) fn overdue(
@@ -96,10 +110,13 @@ pub(crate) fn overdue(
         let since = unschedulable_since(pod, job);
         since.is_some_and(|since| now.duration_since(since) >= UNSCHEDULABLE)
     };
+    let waited = now.duration_since(placed(status)?);
+    let is_unmounted = |pod: &PodView| is_unmounted(pod) && waited >= UNMOUNTED;
     let pod = gang.iter().filter(late).min_by_key(|pod| {
         let has_started = pod.state != PodState::Pending;
         (
             !is_unschedulable(pod),
+            !is_unmounted(pod),
             pod.stuck.is_none(),
             has_started,
             pod.node_rank,
@@ -114,6 +131,9 @@ pub(crate) fn overdue(
     let message = if is_unschedulable(pod) {
         let seconds = UNSCHEDULABLE.as_secs();
         format!("kube-scheduler found no node for pod {name} in {seconds} s: {what}{raised}")
+    } else if is_unmounted(pod) {
+        let seconds = UNMOUNTED.as_secs();
+        format!("volumes or network of pod {name} were not ready in {seconds} s: {what}")
     } else {
         format!(
             "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {name}: {what}{raised}",
@@ -153,11 +173,17 @@ fn quantity(resource: &str, amount: i64) -> String {
 }
 
 /// Whether the node is to blame for what kube-scheduler says of a pod that is pinned to it
-/// (`pkg/scheduler/framework/plugins/volumebinding`).
+/// (`pkg/scheduler/framework/plugins/volumebinding`), or kubelet and attach controller of its volumes
+/// (`pkg/controller/volume/attachdetach`).
 fn blame(words: &str) -> Blame {
     let words = words.to_lowercase();
     let mentions = |some: &[&str]| some.iter().any(|some| words.contains(some));
-    if mentions(&["persistentvolumeclaim", "not found", "non-existent pv"]) {
+    if mentions(&[
+        "persistentvolumeclaim",
+        "not found",
+        "non-existent pv",
+        "multi-attach",
+    ]) {
         Blame::Never
     } else if mentions(&[
         "volume node affinity conflict",
@@ -301,6 +327,44 @@ mod tests {
         // Another scheduler may take its time.
         job.spec.scheduling.scheduler_name = Some("volcano".into());
         assert_eq!(at_second(&job, 70), (Some(830), None));
+    }
+
+    #[test]
+    fn volumes_that_the_cluster_warns_of_are_not_waited_for_longer_than_three_minutes() {
+        let mut job = job_in(Phase::Starting, 1);
+        let mut status = job.status.clone().expect("a status");
+        status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+        let unmounted = |words: Option<&str>| PodView {
+            waits_for_sandbox: true,
+            stuck: words.map(Into::into),
+            ..waiting(1, None)
+        };
+        let pulls = PodView {
+            stuck: Some("ImagePullBackOff".into()),
+            ..waiting(0, None)
+        };
+        let at_second = |job: &ViTTrainingJob, words: Option<&str>, second| {
+            let gang = [pulls.clone(), unmounted(words)];
+            let left = left(&gang, job, &status, at(second)).map(|left| left.as_secs());
+            let failure = overdue(&gang, job, &status, &Requests::new(), at(second));
+            (left, failure.map(|failure| (failure.blame, failure.message)))
+        };
+        let warning = Some("FailedAttachVolume: Multi-Attach error for volume \"a\"");
+        assert_eq!(at_second(&job, warning, 179), (Some(1), None));
+        let (left, failure) = at_second(&job, warning, 180);
+        let (blame, message) = failure.expect("a failure");
+        assert_eq!((left, blame), (Some(0), Blame::Never));
+        assert_eq!(
+            message,
+            "volumes or network of pod digits-1-1 were not ready in 180 s: FailedAttachVolume: Multi-Attach \
+             error for volume \"a\""
+        );
+        // They may only be slow.
+        assert_eq!(at_second(&job, None, 180), (Some(720), None));
+        job.spec.scheduling.start_timeout_seconds = 60;
+        let (_, failure) = at_second(&job, warning, 60);
+        let (_, message) = failure.expect("a failure");
+        assert!(message.contains("not ready within 60 s"), "{message}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ use crate::policy::straggler::SlowRanks;
 const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
 /// Time between reports to Kueue if it refuses them.
 const WORKLOAD_TRIED_EVERY: Duration = Duration::from_secs(60);
+/// Time between reads of a pod's Events.
+const EVENTS_READ_EVERY: Duration = Duration::from_secs(20);
 /// Failures after which one that may pass is reported.
 const REPORTED_AFTER: u32 = 2;
 
@@ -47,6 +49,9 @@ struct JobMemory {
     /// An attempt whose rank 0 does not answer, and since when.
     silence: Option<(i32, Instant)>,
     slow_ranks: SlowRanks,
+    /// Of pods that wait for volumes or network, by uid: when their Events were read, and the newest
+    /// Warning.
+    warnings: HashMap<String, (Instant, Option<String>)>,
     /// Consecutive failed reconciles.
     errors: u32,
 }
@@ -167,6 +172,28 @@ impl Memory {
 
     pub(crate) fn workload_refused(&self, uid: &str) {
         self.with(uid, |job| job.workload_refused_at = Some(Instant::now()));
+    }
+
+    /// The pod of these, if any, whose Events are to be read; forgets the others.
+    pub(crate) fn asks_about<'a>(&self, uid: &str, pods: &[&'a str]) -> Option<&'a str> {
+        self.with(uid, |job| {
+            job.warnings.retain(|pod, _| pods.contains(&&**pod));
+            let read = |pod: &&&str| job.warnings.get(**pod).map(|(at, _)| *at);
+            let longest_ago = pods.iter().min_by_key(read)?;
+            let is_due = read(&longest_ago).is_none_or(|at| at.elapsed() >= EVENTS_READ_EVERY);
+            is_due.then_some(*longest_ago)
+        })
+    }
+
+    pub(crate) fn learned_about(&self, uid: &str, pod: &str, warning: Option<String>) {
+        self.with(uid, |job| {
+            job.warnings.insert(pod.into(), (Instant::now(), warning));
+        });
+    }
+
+    /// The newest Warning about a pod, if it is known.
+    pub(crate) fn warning_of(&self, uid: &str, pod: &str) -> Option<String> {
+        self.with(uid, |job| job.warnings.get(pod)?.1.clone())
     }
 
     /// The last answers of a job's agents.

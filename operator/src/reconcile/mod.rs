@@ -25,6 +25,7 @@ mod poll;
 mod round;
 mod status;
 mod step;
+mod warnings;
 
 pub(crate) use context::{CALL_TIMEOUT, Context, Settings};
 pub(crate) use events::event;

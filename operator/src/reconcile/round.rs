@@ -16,7 +16,7 @@ use super::context::Context;
 use super::observation::Observation;
 use super::pace::{NEXT_TURN, can_wait};
 use super::step::{Step, Write};
-use super::{apply, decide, events, observe, poll, status};
+use super::{apply, decide, events, observe, poll, status, warnings};
 use crate::error::Error;
 use crate::objects;
 use crate::stored::leave_alone;
@@ -91,6 +91,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     if observe::catch_up(context, &seen).await? {
         seen = observe::observe(context, job);
     }
+    warnings::read(context, &mut seen).await;
     let valid = crds::validate(&seen.job);
     // Pure, except that the planner finds and promises GPUs in one step.
     let mut step = decide_and_promise(context, &seen, &valid);

@@ -96,6 +96,14 @@ async fn serve(mut handle: ServerHandle, stored: Arc<Mutex<Value>>, server: Roun
                 let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods});
                 (200, list, "pods".into())
             }
+            (&Method::GET, [.., "events"]) => {
+                let of_pod = format!("events {}", parts.uri.query().unwrap_or_default());
+                let (code, body) = match server.denied {
+                    Some(("events", code, _)) => (code, failure(code, "Forbidden")),
+                    _ => (200, json!({"metadata": {}, "items": server.events})),
+                };
+                (code, body, of_pod)
+            }
             (&Method::GET, [.., resource, name]) => {
                 let kind = if *resource == "pods" { "Pod" } else { "Service" };
                 let mut of_another = json!({
@@ -189,6 +197,8 @@ struct Rounds {
     foreign: &'static [&'static str],
     /// Resources whose names belong to a deleted job of the same name.
     of_last_job: &'static [&'static str],
+    /// The Events of each pod.
+    events: Vec<Value>,
     /// Names whose deletion fails.
     undeletable: &'static [&'static str],
     /// A resource, or one object of it, that it rejects, with this code and message.

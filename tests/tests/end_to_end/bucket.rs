@@ -8,6 +8,7 @@ use axum::Router;
 use axum::error_handling::HandleError;
 use axum::http::StatusCode;
 use crds::Phase;
+use crds::conditions::types;
 use kube::ResourceExt as _;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
@@ -33,8 +34,11 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
         json!({"data": {"from": from}, "training": {"epochs": 3}, "workers": {"nodes": 2}})
     };
 
+    let volumes = json!([{"name": "late", "secret": {"secretName": "late"}}]);
+    namespace.create("unmounted", json!({"workers": {"nodes": 1, "volumes": volumes}}))?;
     // A missing Secret is waited for, at most as long as a start.
     let mut early = job("s3://images");
+    early["workers"]["nodes"] = 1.into();
     early["scheduling"] = json!({"startTimeoutSeconds": 30});
     namespace.create("early", early)?;
     let status = namespace.wait_phase("early", Phase::Failed)?;
@@ -42,6 +46,15 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     let failure = status.last_failure.context("status.lastFailure is missing")?;
     ensure!(failure.class == "BadConfig", "{failure:?}");
     check_contains(&failure.message, &[SECRET, "not found"])?;
+
+    // Of a volume, the kubelet tells in an Event alone.
+    namespace.wait("unmounted", "names the missing volume", |status| {
+        let running = status.condition(types::RUNNING);
+        running.is_some_and(|running| {
+            running.message.contains("FailedMount") && running.message.contains(r#"secret "late" not found"#)
+        })
+    })?;
+    namespace.kubectl(["delete", "vtj/unmounted"])?;
 
     create_secret(&namespace, &endpoint)?;
     namespace.create("astray", job("s3://images/train-*.tar"))?;

@@ -269,6 +269,73 @@ async fn that_a_server_is_busy_is_reported_once_it_is_busy_for_long() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_newest_warning_about_pods_without_volumes_is_read_now_and_then() {
+    let waits =
+        json!({"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]});
+    let mut pods = fixtures::pod_objects(1, "Pending");
+    for pod in &mut pods {
+        pod.status = serde_json::from_value(waits.clone()).expect("a status");
+    }
+    let event = |note: &str, second: i64| {
+        let time = fixtures::at(second).to_string();
+        json!({
+            "metadata": {}, "eventTime": null, "reason": "FailedMount", "note": note,
+            "deprecatedLastTimestamp": time, "regarding": {},
+        })
+    };
+    let rounds = |denied| Rounds {
+        events: vec![
+            event("older", 90),
+            event("no such\nshare", 95),
+            event("oldest", 80),
+        ],
+        denied,
+        // One a second.
+        happens: Some(|_, _| ()),
+        ..Rounds::with_gang(pods.clone())
+    };
+    let placed_at = |second| {
+        let mut job = fixtures::job_in(Phase::Starting, 1);
+        let placement = job.status.as_mut().expect("a status").placement.as_mut();
+        placement.expect("placed").time = Some(Time(fixtures::at(second)));
+        job
+    };
+    let read = |calls: &[String]| {
+        calls
+            .iter()
+            .filter(|call| call.starts_with("GET events "))
+            .count()
+    };
+    let (calls, job, _) = rounds(None).run(placed_at(100), 19).await;
+    assert_eq!(read(&calls), 0, "{calls:?}");
+    let message = |job: &ViTTrainingJob| {
+        let status = job.status.as_ref().expect("a status");
+        let running = status.condition(conditions::types::RUNNING);
+        running.expect("a condition").message.clone()
+    };
+    assert_eq!(message(&job), "0 of 2 pods are ready");
+    let (calls, job, _) = rounds(None).run(placed_at(70), 20).await;
+    let of_pod =
+        |pod: &str| format!("GET events &fieldSelector=regarding.uid%3D{pod}%2Ctype%3DWarning&limit=100");
+    let reads: Vec<&String> = calls
+        .iter()
+        .filter(|call| call.starts_with("GET events "))
+        .collect();
+    assert_eq!(
+        reads,
+        [&of_pod(&uid_of("digits-1-0")), &of_pod(&uid_of("digits-1-1"))]
+    );
+    let expected = "0 of 2 pods are ready; pod digits-1-0: FailedMount: no such share";
+    assert_eq!(message(&job), expected);
+    let (calls, ..) = rounds(None).run(placed_at(70), 22).await;
+    assert_eq!(read(&calls), 4, "{calls:?}");
+    // Who must not read them still learns everything else.
+    let (_, job, result) = rounds(Some(("events", 403, ""))).run(placed_at(70), 3).await;
+    assert_eq!(message(&job), "0 of 2 pods are ready");
+    result.expect("reconciled");
+}
+
 #[tokio::test]
 async fn a_gang_over_quota_waits_without_pods_at_no_cost() {
     let message =
