@@ -24,5 +24,5 @@ pub const ASKS_FOR: &str = "vit-operator.dev/asks-for";
 pub const SAVE_AFTER_STEP: &str = "vit-operator.dev/save-after-step";
 /// Standard label: the tool that manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY`], and the field manager of server-side apply.
+/// Value of [`MANAGED_BY`], and the field manager of all writes.
 pub const MANAGER: &str = "vit-operator";
