@@ -40,6 +40,8 @@ struct Pod {
 
 /// A request for a checkpoint is repeated until it is written, which takes some time.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// Least time between requests for different checkpoints: whoever reaches the port can ask for one.
+const BETWEEN_REQUESTS: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Shown {
@@ -71,13 +73,23 @@ impl http::Shown for Shown {
 
     fn save_after(&self, step: u64) {
         self.wanted.send_if_modified(|wanted| {
-            let is_new = wanted.is_none_or(|(last, at)| last != step || at.elapsed() >= ASKED_AGAIN_AFTER);
-            if is_new {
+            let is_due = wanted.is_none_or(|(last, at)| is_due(step, last, at.elapsed()));
+            if is_due {
                 *wanted = Some((step, Instant::now()));
             }
-            is_new
+            is_due
         });
     }
+}
+
+/// Whether a checkpoint after `step` is asked for, so long after one after `last` was.
+fn is_due(step: u64, last: u64, elapsed: Duration) -> bool {
+    elapsed
+        >= if step == last {
+            ASKED_AGAIN_AFTER
+        } else {
+            BETWEEN_REQUESTS
+        }
 }
 
 /// Runs this pod's part of the attempt, with progress as `output` says, and writes the termination
@@ -226,4 +238,20 @@ fn pod(config: &RunConfig) -> Result<Pod, TrainError> {
 fn finish(ended: Ended) -> ExitCode {
     termination::leave(ended.record);
     ended.code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_are_asked_for_now_and_then() {
+        for (step, seconds, expected) in [(8, 9, false), (8, 10, true), (7, 59, false), (7, 60, true)] {
+            let found = is_due(step, 7, Duration::from_secs(seconds));
+            assert_eq!(
+                found, expected,
+                "after step {step}, {seconds} s after one after step 7"
+            );
+        }
+    }
 }
