@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::binaries::{self, Binaries};
 use crate::{Cluster, image, root};
@@ -16,7 +16,11 @@ const IMAGE: &str = "localhost/kueue:dev";
 /// Time limit for its webhooks to answer after its pod is ready.
 const WEBHOOKS: Duration = Duration::from_secs(120);
 
-/// Installs Kueue with its chart's default configuration, and waits until it is ready.
+/// How long a gang that failed may take to recover before Kueue evicts it.
+const RECOVERY: &str = "20s";
+
+/// Installs Kueue with its chart's default configuration, but that gangs must recover, and waits until it
+/// is ready.
 pub fn install(cluster: &Cluster) -> Result<()> {
     let programs = Binaries::build_kueue()?;
     let context = tempfile::tempdir_in(root().join("target"))?;
@@ -37,13 +41,15 @@ pub fn install(cluster: &Cluster) -> Result<()> {
         "controllerManager.featureGates[0].name=VisibilityOnDemand".to_owned(),
         "controllerManager.featureGates[0].enabled=false".to_owned(),
     ];
-    cluster.helm_upgrade(
-        RELEASE,
-        KUEUE,
-        &binaries::kueue_source()?.join("charts/kueue"),
-        &values,
-        &[],
-    )?;
+    let chart = binaries::kueue_source()?.join("charts/kueue");
+    let configuration = context.path().join("configuration.yaml");
+    std::fs::write(&configuration, configuration_of(&chart)?)?;
+    let configuration = format!(
+        "managerConfig.controllerManagerConfigYaml={}",
+        configuration.display()
+    );
+    let flags = ["--set-file", &configuration];
+    cluster.helm_upgrade(RELEASE, KUEUE, &chart, &values, &flags)?;
     // Its first pod creates the webhooks' certificate. The kubelet passes it to a running pod after
     // a minute, but to a new pod at once.
     let kubectl = |arguments: &[&str]| cluster.kubectl_output(&[&["--namespace", KUEUE], arguments].concat());
@@ -68,6 +74,17 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     ]);
     cluster.kubectl_output(&services)?;
     Ok(())
+}
+
+fn configuration_of(chart: &Path) -> Result<String> {
+    let values = std::fs::read_to_string(chart.join("values.yaml"))?;
+    let values: Value = serde_saphyr::from_str(&values)?;
+    let configuration = values["managerConfig"]["controllerManagerConfigYaml"].as_str();
+    let mut configuration: Value = serde_saphyr::from_str(configuration.context("a configuration")?)?;
+    configuration["waitForPodsReady"] = json!({
+        "timeout": "5m", "recoveryTimeout": RECOVERY, "requeuingStrategy": {"backoffBaseSeconds": 1},
+    });
+    Ok(configuration.to_string())
 }
 
 /// Waits until the API server reaches the webhooks: kube-proxy may still route to the previous pod.

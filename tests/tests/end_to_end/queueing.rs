@@ -1,8 +1,10 @@
-//! A job in a queue of a real Kueue: admitted, evicted for a higher priority, admitted again.
+//! A job in a queue of a real Kueue: admitted, evicted for a higher priority and because it cannot recover
+//! from a failure, and admitted again.
 
 use anyhow::{Context as _, Result, ensure};
 use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJobStatus};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use vit_tests::kueue;
 
@@ -22,7 +24,7 @@ pub(crate) fn kueue_grants_a_job_quota_and_takes_it_back(context: &Context<'_>) 
     label(context, Some("a"))?;
     let outcome = context
         .namespace("queue")
-        .and_then(|namespace| in_queue(&namespace));
+        .and_then(|namespace| in_queue(context, &namespace));
     // Kueue removes its finalizers only while it runs, and only if no job holds quota.
     let cleaned = context
         .clean_up()
@@ -48,7 +50,7 @@ fn label(context: &Context<'_>, value: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
+fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     apply(namespace)?;
     let job = |epochs: u32, class: Option<&str>| {
         json!({
@@ -92,6 +94,29 @@ fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
     check_nodes(&again)?;
     let steps = namespace.steps("first")?;
     ensure!(steps.again == 0, "{} steps were repeated", steps.again);
+
+    // Kueue takes back quota that a gang does not recover with, and grants it again once it can.
+    let again = saved_step(&again)?;
+    for node in POOL_NODES {
+        context.kubectl(["cordon", node])?;
+    }
+    let waits = namespace
+        .signal_rank("first", 1, Signal::KILL)
+        .and_then(|()| {
+            namespace.wait("first", "waits for nodes with its quota", |status| {
+                status.phase == Some(Phase::Pending) && status.admission.is_some()
+            })
+        })
+        .and_then(|_| {
+            let evicted = "--for=jsonpath={.status.conditions[?(@.type==\"Evicted\")].reason}=PodsReadyTimeout";
+            namespace.kubectl(["wait", "workload.kueue.x-k8s.io/first", evicted, "--timeout=120s"])
+        });
+    for node in POOL_NODES {
+        context.kubectl(["uncordon", node])?;
+    }
+    waits?;
+    let recovered = namespace.wait_checkpoint_after("first", again)?;
+    check_nodes(&recovered)?;
 
     namespace.patch("first", json!({"suspend": true}))?;
     namespace.wait_phase("first", Phase::Suspended)?;
