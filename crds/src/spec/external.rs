@@ -15,6 +15,31 @@ pub struct External {
     /// environment variable.
     #[schemars(length(min = 1, max = 64), inner(length(max = 4096)))]
     pub command: Vec<String>,
+    /// agent is the sidecar that reads the log.
+    #[serde(default)]
+    pub agent: AgentResources,
+}
+
+/// AgentResources are requests and limits of the sidecar, equal so that the pod stays Guaranteed if the
+/// trainer's are. The default suffices; a LimitRange may demand more.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AgentResources {
+    /// cpu in cores, or in thousandths with the suffix m.
+    #[schemars(regex(pattern = "^[1-9][0-9]{0,4}m?$"))]
+    pub cpu: String,
+    /// memory with the suffix Mi or Gi.
+    #[schemars(regex(pattern = "^[1-9][0-9]{0,5}(Mi|Gi)$"))]
+    pub memory: String,
+}
+
+impl Default for AgentResources {
+    fn default() -> Self {
+        Self {
+            cpu: "100m".into(),
+            memory: "128Mi".into(),
+        }
+    }
 }
 
 /// Another trainer cannot share images by speed.

@@ -127,16 +127,14 @@ impl ValidatedJob {
     /// Requests and limits of the agent's sidecar for another trainer; `None` for vit-trainer. They
     /// are equal, so that the pod stays Guaranteed if the trainer's are.
     pub fn agent_resources(&self) -> Option<ResourceRequirements> {
-        self.spec.external.as_ref().map(|_| {
-            let amounts = || {
-                let amounts = AGENT_RESOURCES.map(|(name, amount)| (name.into(), Quantity(amount.into())));
-                Some(BTreeMap::from(amounts))
-            };
-            ResourceRequirements {
-                requests: amounts(),
-                limits: amounts(),
-                ..ResourceRequirements::default()
-            }
+        let agent = &self.spec.external.as_ref()?.agent;
+        let amounts = [("cpu", &agent.cpu), ("memory", &agent.memory)];
+        let amounts = amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount.clone())));
+        let amounts = Some(BTreeMap::from(amounts));
+        Some(ResourceRequirements {
+            requests: amounts.clone(),
+            limits: amounts,
+            ..ResourceRequirements::default()
         })
     }
 
@@ -145,9 +143,6 @@ impl ValidatedJob {
         self.run_config.ranks_per_node
     }
 }
-
-/// More than enough to read a log and answer a few requests per second.
-const AGENT_RESOURCES: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "128Mi")];
 
 const JOB_NAME: &str =
     "must have 1 to 50 lower-case letters, digits and '-', starting with a letter and not ending with '-'";

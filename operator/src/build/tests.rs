@@ -160,7 +160,8 @@ fn a_pod_that_streams_its_data_set() {
 
 #[test]
 fn a_pod_asks_for_what_was_planned() {
-    let external = json!({"command": ["torchrun", "/ddp.py"]});
+    let agent = json!({"cpu": "1", "memory": "256Mi"});
+    let external = json!({"command": ["torchrun", "/ddp.py"], "agent": agent});
     let from = json!({"locations": ["s3://images"]});
     for (external, from) in [
         (json!(null), json!(null)),
