@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crds::status::GpuGroup;
+use crds::status::{GpuGroup, RejectedGroup};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::watcher::Event;
 
@@ -11,7 +11,8 @@ use crate::facts::fleet::Fleet;
 use crate::facts::inventory::NodeFacts;
 use crate::facts::resources::Amount;
 use crate::policy::node_fit::{Verdict, gpus, group_of, verdict};
-use crate::policy::request::Shape;
+use crate::policy::placement::{Placement, place};
+use crate::policy::request::{GangRequest, Shape};
 
 /// The nodes of a cluster, and their use by pods.
 #[derive(Debug, Default)]
@@ -50,6 +51,11 @@ impl Survey {
             fleet.follow_pods(&Event::Apply(pod));
         }
         Self(fleet)
+    }
+
+    /// The nodes that a gang could get now, or why it fits nowhere, by group.
+    pub fn place(&self, request: &GangRequest) -> Result<Placement, Vec<RejectedGroup>> {
+        place(request, self.0.inventory())
     }
 
     /// The nodes with the GPU resource of `shape`, by group.

@@ -1,7 +1,5 @@
 //! `kubectl vit events`: the Events of a job and its pods.
 
-use std::cmp::Reverse;
-
 use crds::ViTTrainingJob;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -72,38 +70,6 @@ async fn find(cluster: &Cluster, name: &JobName) -> Result<Vec<Event>, Error> {
     }
     events.sort_by_key(last_seen);
     Ok(events)
-}
-
-/// The newest Warning of each reason about the pods of the current attempt, newest first.
-pub(crate) async fn warnings(
-    cluster: &Cluster,
-    job: &ViTTrainingJob,
-    now: Timestamp,
-) -> Result<Vec<String>, Error> {
-    let attempt = job.status.as_ref().map(|status| status.attempt);
-    let created = job.creation_timestamp().map(|time| time.0);
-    let mut events = list(cluster, "involvedObject.kind=Pod,type=Warning", LIST_OF_PODS).await?;
-    // An earlier job of the same name had pods of the same names.
-    events.retain(|event| {
-        let pod = event.involved_object.name.as_deref().unwrap_or_default();
-        attempt_of(&Name::from_object(job), pod) == attempt && last_seen(event) >= created
-    });
-    events.sort_by_key(|event| Reverse(last_seen(event)));
-    let mut reasons = vec![];
-    events.retain(|event| {
-        let is_new = !reasons.contains(&event.reason);
-        reasons.push(event.reason.clone());
-        is_new
-    });
-    let words = |event: Event| {
-        let ago = last_seen(&event).map_or(String::new(), |time| format!(", {} ago", age(time, now)));
-        let (reason, pod) = (
-            or_dash(event.reason.clone()),
-            or_dash(event.involved_object.name.clone()),
-        );
-        format!("{reason} of pod {pod}{ago}: {}", message(&event))
-    };
-    Ok(events.into_iter().map(words).collect())
 }
 
 async fn list(cluster: &Cluster, fields: &str, doing: &str) -> Result<Vec<Event>, Error> {

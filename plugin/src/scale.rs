@@ -4,9 +4,7 @@ use crds::status::WaitStatus;
 use crds::{Phase, ValidatedJob, ViTTrainingJob, labels, validate, words};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::runtime::watcher::Event;
-use planner::facts::fleet::Fleet;
-use planner::policy::placement::place;
+use planner::Survey;
 use planner::policy::request::GangRequest;
 use serde_json::{Value, json};
 
@@ -96,14 +94,8 @@ async fn check_fit(cluster: &Cluster, job: &ViTTrainingJob, request: &GangReques
     let name = job.name_any();
     let is_own =
         |pod: &Pod| pod.namespace() == job.namespace() && pod.labels().get(labels::JOB_NAME) == Some(&name);
-    let mut fleet = Fleet::default();
-    for node in nodes {
-        fleet.follow_nodes(&Event::Apply(node));
-    }
-    for pod in pods.into_iter().filter(|pod| !is_own(pod)) {
-        fleet.follow_pods(&Event::Apply(pod));
-    }
-    let Err(groups) = place(request, fleet.inventory()) else {
+    let others = pods.into_iter().filter(|pod| !is_own(pod));
+    let Err(groups) = Survey::new(nodes, others).place(request) else {
         return Ok(());
     };
     let wait = WaitStatus {

@@ -5,7 +5,7 @@ use crds::status::Refusal;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
-use planner::facts::resources::{CPU, Holder, MEMORY, Requests, STORAGE, hold};
+use planner::facts::resources::{Holder, hold};
 use planner::policy::node_fit::refusal;
 use planner::policy::request::Shape;
 
@@ -94,12 +94,11 @@ pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Re
 /// The failure of a gang with pods not ready after its start timeout, unschedulable for a minute, or without
 /// volumes for three.
 /// Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
-/// started. `manifest` is what a pod requests by its manifest.
+/// started.
 pub(crate) fn overdue(
     gang: &[PodView],
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
-    manifest: &Requests,
     now: Timestamp,
 ) -> Option<Failure> {
     if left(gang, job, status, now)?.is_positive() {
@@ -122,7 +121,7 @@ pub(crate) fn overdue(
             pod.node_rank,
         )
     })?;
-    let (name, raised) = (&pod.name, raised(pod, manifest));
+    let name = &pod.name;
     let what = match &pod.stuck {
         Some(words) => words.as_str(),
         None if pod.state == PodState::Pending => "it is pending",
@@ -130,13 +129,13 @@ pub(crate) fn overdue(
     };
     let message = if is_unschedulable(pod) {
         let seconds = UNSCHEDULABLE.as_secs();
-        format!("kube-scheduler found no node for pod {name} in {seconds} s: {what}{raised}")
+        format!("kube-scheduler found no node for pod {name} in {seconds} s: {what}")
     } else if is_unmounted(pod) {
         let seconds = UNMOUNTED.as_secs();
         format!("volumes or network of pod {name} were not ready in {seconds} s: {what}")
     } else {
         format!(
-            "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {name}: {what}{raised}",
+            "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {name}: {what}",
             gang.iter().filter(late).count(),
             gang.len(),
             job.spec.scheduling.start_timeout_seconds,
@@ -146,30 +145,6 @@ pub(crate) fn overdue(
         blame: blame(what),
         ..Failure::from_pod(pod, FailureClass::StartFailed, message)
     })
-}
-
-/// What admission, such as a `LimitRange`, added to the requests of a rejected pod. The planner does not
-/// know it.
-fn raised(pod: &PodView, manifest: &Requests) -> String {
-    let own = pod.rejected.iter().flat_map(|rejected| &rejected.requests);
-    let raised = own.filter(|(resource, amount)| **amount > manifest.get(*resource).copied().unwrap_or(0));
-    let raised: Vec<String> = raised
-        .map(|(resource, amount)| format!("{resource} {}", quantity(resource, *amount)))
-        .collect();
-    match raised.join(", ") {
-        none if none.is_empty() => none,
-        raised => format!("; admission raised the pod's requests to {raised}"),
-    }
-}
-
-/// An amount of [`Requests`] as in a manifest.
-fn quantity(resource: &str, amount: i64) -> String {
-    match resource {
-        CPU if amount % 1000 == 0 => (amount / 1000).to_string(),
-        CPU => format!("{amount}m"),
-        MEMORY | STORAGE => format!("{}Mi", amount >> 20),
-        _ => amount.to_string(),
-    }
 }
 
 /// Whether the node is to blame for what kube-scheduler says of a pod that is pinned to it
@@ -210,7 +185,7 @@ mod tests {
         job.spec.scheduling.start_timeout_seconds = 60;
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
-        let failure = overdue(gang, &job, &status, &Requests::new(), at(second))?;
+        let failure = overdue(gang, &job, &status, at(second))?;
         assert_eq!(failure.class, FailureClass::StartFailed);
         Some(failure.message)
     }
@@ -255,10 +230,7 @@ mod tests {
         }
         assert_eq!(overdue_at(1000, &[pod(1, 0), pod(1, 1)]), None);
         let (job, unplaced) = (job_in(Phase::Starting, 1), ViTTrainingJobStatus::default());
-        assert_eq!(
-            overdue(&[waiting(0, None)], &job, &unplaced, &Requests::new(), at(1000)),
-            None
-        );
+        assert_eq!(overdue(&[waiting(0, None)], &job, &unplaced, at(1000)), None);
     }
 
     #[test]
@@ -315,10 +287,9 @@ mod tests {
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
         let gang = [waiting(0, None), unschedulable("no")];
-        let manifest = Requests::new();
         let at_second = |job: &ViTTrainingJob, second| {
             let left = left(&gang, job, &status, at(second)).map(|left| left.as_secs());
-            let failure = overdue(&gang, job, &status, &manifest, at(second));
+            let failure = overdue(&gang, job, &status, at(second));
             (left, failure.map(|failure| failure.message))
         };
         assert_eq!(at_second(&job, 69), (Some(1), None));
@@ -346,7 +317,7 @@ mod tests {
         let at_second = |job: &ViTTrainingJob, words: Option<&str>, second| {
             let gang = [pulls.clone(), unmounted(words)];
             let left = left(&gang, job, &status, at(second)).map(|left| left.as_secs());
-            let failure = overdue(&gang, job, &status, &Requests::new(), at(second));
+            let failure = overdue(&gang, job, &status, at(second));
             (left, failure.map(|failure| (failure.blame, failure.message)))
         };
         let warning = Some("FailedAttachVolume: Multi-Attach error for volume \"a\"");
@@ -396,37 +367,8 @@ mod tests {
             // In whatever time.
             for (timeout, second) in [(900, 70), (30, 30)] {
                 job.spec.scheduling.start_timeout_seconds = timeout;
-                let failure = overdue(&gang, &job, &status, &Requests::new(), at(second));
+                let failure = overdue(&gang, &job, &status, at(second));
                 assert_eq!(failure.expect("a failure").blame, expected, "{words}");
-            }
-        }
-    }
-
-    #[test]
-    fn requests_that_admission_raised_are_named() {
-        let mut status = job_in(Phase::Starting, 1).status.expect("a status");
-        status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
-        let mut job = job_in(Phase::Starting, 1);
-        let mut pod = unschedulable("1 Insufficient cpu");
-        let amounts = |cpu, memory| Requests::from([("cpu".into(), cpu), ("memory".into(), memory)]);
-        pod.rejected.as_mut().expect("rejected").requests = amounts(64_000, 3 << 30);
-        for scheduler in [None, Some("volcano".to_owned())] {
-            job.spec.scheduling.scheduler_name = scheduler;
-            for (manifest, expected) in [
-                (
-                    amounts(4_500, 3 << 30),
-                    "cpu; admission raised the pod's requests to cpu 64",
-                ),
-                (
-                    Requests::new(),
-                    "cpu; admission raised the pod's requests to cpu 64, memory 3072Mi",
-                ),
-                (amounts(64_000, 3 << 30), "cpu"),
-            ] {
-                let failure = overdue(std::slice::from_ref(&pod), &job, &status, &manifest, at(1000));
-                let message = failure.expect("a failure").message;
-                let expected = format!("Unschedulable: 1 Insufficient {expected}");
-                assert!(message.ends_with(&expected), "{message}");
             }
         }
     }

@@ -105,8 +105,9 @@ impl Caches {
         );
         let unready = caches.unready.clone();
         let follow_nodes = move |planner: &mut Planner, event: &Event<Node>| {
-            unready.follow(event);
-            planner.follow_nodes(event)
+            let is_news = planner.follow_nodes(event);
+            unready.follow(event, |node| planner.inventory().nodes.contains_key(node));
+            is_news
         };
         let tasks = [
             confirmed.boxed(),
@@ -238,7 +239,7 @@ impl Caches {
         let unready = Unready::default();
         for node in nodes {
             let event = Event::Apply(node.clone());
-            unready.follow(&event);
+            unready.follow(&event, |_| true);
             planner.lock().follow_nodes(&event);
         }
         let gangs: Arc<Mutex<Gangs>> = Arc::default();

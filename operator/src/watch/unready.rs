@@ -13,45 +13,30 @@ use tokio::time::Instant;
 
 /// Since when the watch has shown nodes as unready, by name.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Unready(Arc<Mutex<Nodes>>);
-
-#[derive(Debug, Default)]
-struct Nodes {
-    unready: HashMap<String, Instant>,
-    /// Unready nodes that the list in progress has not shown yet.
-    unlisted: HashMap<String, Instant>,
-}
+pub(super) struct Unready(Arc<Mutex<HashMap<String, Instant>>>);
 
 impl Unready {
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn follow(&self, event: &Event<Node>) {
-        let nodes = &mut *self.lock();
+    /// `exists` is asked once a list is complete: nodes may be deleted while the watch is interrupted.
+    pub(super) fn follow(&self, event: &Event<Node>, exists: impl Fn(&str) -> bool) {
         match event {
-            Event::Apply(node) | Event::InitApply(node) => {
-                let name = node.name_any();
-                let known = nodes.unlisted.remove(&name).or(nodes.unready.remove(&name));
-                if health(node) == NodeHealth::NotReady {
-                    nodes.unready.insert(name, known.unwrap_or_else(Instant::now));
-                }
+            Event::Apply(node) | Event::InitApply(node) if health(node) == NodeHealth::NotReady => {
+                self.lock().entry(node.name_any()).or_insert_with(Instant::now);
             }
-            Event::Delete(node) => drop(nodes.unready.remove(&node.name_any())),
-            Event::Init => {
-                let unready = std::mem::take(&mut nodes.unready);
-                nodes.unlisted.extend(unready);
+            Event::Apply(node) | Event::InitApply(node) | Event::Delete(node) => {
+                self.lock().remove(&node.name_any());
             }
-            // The rest was deleted while the watch was interrupted.
-            Event::InitDone => nodes.unlisted.clear(),
+            Event::Init => {}
+            Event::InitDone => self.lock().retain(|node, _| exists(node)),
         }
     }
 
     /// For how long; `None` if it is ready or does not exist.
     pub(super) fn lasts(&self, node: &str) -> Option<Duration> {
-        let nodes = self.lock();
-        let since = nodes.unready.get(node).or(nodes.unlisted.get(node));
-        since.map(Instant::elapsed)
+        self.lock().get(node).map(Instant::elapsed)
     }
 }
 
@@ -72,18 +57,19 @@ mod tests {
             node
         };
         let nodes = Unready::default();
+        let follow = |event| nodes.follow(&event, |name| name != "c");
         let lasts = |name: &str| nodes.lasts(name).map(|lasted| lasted.as_secs());
         for name in ["a", "b", "c"] {
-            nodes.follow(&Event::Apply(node(name, "False")));
+            follow(Event::Apply(node(name, "False")));
         }
         tokio::time::advance(Duration::from_secs(9)).await;
-        nodes.follow(&Event::Init);
-        nodes.follow(&Event::InitApply(node("a", "Unknown")));
-        nodes.follow(&Event::InitApply(node("b", "True")));
+        follow(Event::Init);
+        follow(Event::InitApply(node("a", "Unknown")));
+        follow(Event::InitApply(node("b", "True")));
         assert_eq!(["a", "b", "c"].map(lasts), [Some(9), None, Some(9)]);
-        nodes.follow(&Event::InitDone);
+        follow(Event::InitDone);
         assert_eq!(["a", "b", "c"].map(lasts), [Some(9), None, None]);
-        nodes.follow(&Event::Apply(node("c", "False")));
+        follow(Event::Apply(node("c", "False")));
         assert_eq!(lasts("c"), Some(0), "it is new");
     }
 }

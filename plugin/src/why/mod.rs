@@ -11,9 +11,8 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
-use crate::events;
 use crate::kind::JobName;
-use crate::output::{self, Format, report};
+use crate::output::{self, Format};
 use crate::paint::Paint;
 pub(crate) use explain::explain;
 use render::render;
@@ -32,7 +31,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let job = cluster.get(&arguments.job).await?;
-    let why = look(cluster, &job, Timestamp::now()).await;
+    let why = explain(&job, cluster.place(), Timestamp::now());
     match arguments.output {
         Some(format) if format.is_object() => {
             output::object(&why, &[arguments.job.qualified()], format)?;
@@ -40,18 +39,6 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         _ => output::print(&render(&job, &why, Paint::of_stdout()))?,
     }
     Ok(Exit::Done)
-}
-
-/// The explanation, with what the kubelets and the scheduler say of pods that start.
-async fn look(cluster: &Cluster, job: &ViTTrainingJob, now: Timestamp) -> Why {
-    let mut why = explain(job, cluster.place(), now);
-    if why.phase == Some(Phase::Starting) {
-        match events::warnings(cluster, job, now).await {
-            Ok(warnings) => why.findings.extend(warnings),
-            Err(error) => report(&format!("Events of its pods not shown: {error}")),
-        }
-    }
-    why
 }
 
 /// Why a job is as it is.

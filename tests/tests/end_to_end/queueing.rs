@@ -108,7 +108,8 @@ fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
             })
         })
         .and_then(|_| {
-            let evicted = "--for=jsonpath={.status.conditions[?(@.type==\"Evicted\")].reason}=PodsReadyTimeout";
+            let evicted =
+                "--for=jsonpath={.status.conditions[?(@.type==\"Evicted\")].reason}=PodsReadyTimeout";
             namespace.kubectl(["wait", "workload.kueue.x-k8s.io/first", evicted, "--timeout=120s"])
         });
     for node in POOL_NODES {

@@ -67,8 +67,8 @@ pub(super) fn follow(
     }));
     let overdue = || {
         let is_starting = status.phase == Some(Phase::Starting);
-        let manifest = is_starting.then(|| GangRequest::from(valid).shape)?;
-        start::overdue(&gang, &seen.job, status, &manifest.requests, seen.now)
+        let overdue = || start::overdue(&gang, &seen.job, status, seen.now);
+        is_starting.then(overdue).flatten()
     };
     let stalled = || {
         let signs = seen.stall_signs.as_ref();
