@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
-use crate::kind::{JobName, Name};
+use crate::kind::JobName;
 use crate::output::{self, Format, report};
 use crate::paint::Paint;
 use crate::text::{age, or_dash, table};

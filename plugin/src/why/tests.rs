@@ -5,7 +5,6 @@ use super::*;
 use crate::fixtures::{
     assert_contains, done, job, now, out_of_memory, place, queued, suspended, training, waiting,
 };
-use crate::mock::{Answer, server};
 
 fn explained(job: &ViTTrainingJob) -> Why {
     explain(job, &place(" --context gpu"), now())

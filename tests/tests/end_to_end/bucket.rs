@@ -35,7 +35,9 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     };
 
     let volumes = json!([{"name": "late", "secret": {"secretName": "late"}}]);
-    namespace.create("unmounted", json!({"workers": {"nodes": 1, "volumes": volumes}}))?;
+    let mounts = json!([{"name": "late", "mountPath": "/late"}]);
+    let workers = json!({"nodes": 1, "volumes": volumes, "volumeMounts": mounts});
+    namespace.create("unmounted", json!({"workers": workers}))?;
     // A missing Secret is waited for, at most as long as a start.
     let mut early = job("s3://images");
     early["workers"]["nodes"] = 1.into();
