@@ -24,8 +24,8 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let phase = job.status.as_ref().and_then(|status| status.phase);
-    let (mut pods, departed) = caches.pods_of(&job, attempt);
     let now = context.settings.clock.now();
+    let (mut pods, departed) = caches.pods_of(&job, attempt, now);
     let (mut unready_nodes, mut rejecting_nodes) = (HashMap::new(), HashMap::new());
     for pod in &mut pods {
         if pod.rejected.is_some()

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crds::ViTTrainingJob;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, Stream, StreamExt as _, future};
+use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -183,8 +184,13 @@ impl Caches {
 
     /// A job's existing pods of all attempts, and its deleted pods of one attempt. Forgets deleted
     /// pods of older attempts.
-    pub(crate) fn pods_of(&self, job: &ViTTrainingJob, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
-        lock(&self.gangs).pods_of(&JobKey::of(job), attempt)
+    pub(crate) fn pods_of(
+        &self,
+        job: &ViTTrainingJob,
+        attempt: i32,
+        now: Timestamp,
+    ) -> (Vec<PodView>, Vec<PodView>) {
+        lock(&self.gangs).pods_of(&JobKey::of(job), attempt, now)
     }
 
     pub(crate) fn has_service(&self, job: &ViTTrainingJob) -> bool {

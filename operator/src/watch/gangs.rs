@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::Event;
 use planner::facts::pods::{JobKey, Membership};
@@ -20,6 +21,8 @@ pub(crate) struct Gangs {
     departed: HashMap<JobKey, Departed>,
     /// The pods received so far of a list in progress.
     listed: HashMap<JobKey, HashSet<String>>,
+    /// When existing pods have to be gone, by uid, as this process sees it: clocks may differ.
+    due: HashMap<String, Instant>,
     /// The answers that the watch has not reached.
     pub(super) newest: Newest<Pod>,
 }
@@ -33,14 +36,28 @@ struct Departed {
 }
 
 impl Gangs {
-    /// A job's existing pods, and the deleted ones of one attempt. Forgets those of older attempts.
-    pub(crate) fn pods_of(&mut self, job: &JobKey, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
-        let present = self.present.get(job);
+    /// A job's existing pods, with their deletion by the clock that says `now`, and the deleted ones of
+    /// one attempt. Forgets those of older attempts.
+    pub(crate) fn pods_of(
+        &mut self,
+        job: &JobKey,
+        attempt: i32,
+        now: Timestamp,
+    ) -> (Vec<PodView>, Vec<PodView>) {
+        let present = self.present.get(job).into_iter().flat_map(HashMap::values);
+        let by_clock = |pod: &PodView| PodView {
+            deletion_timestamp: self.due.get(&pod.uid).map(|due| {
+                let left = due.saturating_duration_since(Instant::now());
+                now + left - due.elapsed()
+            }),
+            ..pod.clone()
+        };
+        let present = present.map(by_clock).collect();
         if let Some(departed) = self.departed.get_mut(job) {
             departed.pods.retain(|_, pod| pod.attempt >= attempt);
         }
         (
-            present.into_iter().flat_map(HashMap::values).cloned().collect(),
+            present,
             self.departed
                 .get(job)
                 .into_iter()
@@ -55,7 +72,7 @@ impl Gangs {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                if let Some((job, view)) = own(pod) {
+                if let Some((job, view)) = self.own(pod) {
                     let listed = self.listed.entry(job.clone()).or_default();
                     listed.insert(view.name.clone());
                     self.put(job, view);
@@ -63,12 +80,12 @@ impl Gangs {
             }
             Event::InitDone => self.keep_listed(),
             Event::Apply(pod) => {
-                if let Some((job, view)) = own(pod) {
+                if let Some((job, view)) = self.own(pod) {
                     self.put(job, view);
                 }
             }
             Event::Delete(pod) => {
-                if let Some((job, view)) = own(pod) {
+                if let Some((job, view)) = self.own(pod) {
                     self.depart(job, view);
                 }
             }
@@ -85,6 +102,18 @@ impl Gangs {
         self.departed.retain(|_, departed| departed.at.elapsed() < after);
     }
 
+    /// A pod of a job. Notes when it has to be gone if it is being deleted, at the latest.
+    fn own(&mut self, pod: &Pod) -> Option<(JobKey, PodView)> {
+        let (job, view) = (Membership::of(pod)?.job, PodView::of(pod)?);
+        if view.deletion_timestamp.is_some() {
+            let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+            let due = Instant::now() + Duration::from_secs(grace.max(0).cast_unsigned());
+            let known = self.due.entry(view.uid.clone()).or_insert(due);
+            *known = due.min(*known);
+        }
+        Some((job, view))
+    }
+
     fn put(&mut self, job: JobKey, view: PodView) {
         self.present
             .entry(job)
@@ -99,6 +128,7 @@ impl Gangs {
                 self.present.remove(&job);
             }
         }
+        self.due.remove(&view.uid);
         let view = PodView { lost: true, ..view };
         let at = Instant::now();
         let pods = HashMap::new();
@@ -128,12 +158,10 @@ impl Gangs {
     }
 }
 
-fn own(pod: &Pod) -> Option<(JobKey, PodView)> {
-    Some((Membership::of(pod)?.job, PodView::of(pod)?))
-}
-
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::fixtures;
 
@@ -154,15 +182,15 @@ mod tests {
         gangs.follow(&Event::Apply(pods[0].clone()));
         gangs.follow(&Event::Apply(pods[1].clone()));
         gangs.follow(&Event::Delete(fixtures::pod_objects(1, "Failed")[1].clone()));
-        let (present, departed) = gangs.pods_of(&key(), 1);
+        let (present, departed) = gangs.pods_of(&key(), 1, fixtures::at(100));
         assert_eq!(
             (names(&present), names(&departed)),
             (vec!["digits-1-0"], vec!["digits-1-1"])
         );
         assert!(departed[0].lost && departed[0].has_ended());
         // Older attempts are forgotten.
-        assert_eq!(gangs.pods_of(&key(), 2).1, []);
-        assert_eq!(gangs.pods_of(&key(), 1).1, []);
+        assert_eq!(gangs.pods_of(&key(), 2, fixtures::at(100)).1, []);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).1, []);
     }
 
     #[test]
@@ -174,9 +202,9 @@ mod tests {
         gangs.follow(&Event::Init);
         gangs.follow(&Event::InitApply(pods[0].clone()));
         // An incomplete list says nothing.
-        assert_eq!(gangs.pods_of(&key(), 1).0.len(), 2);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).0.len(), 2);
         gangs.follow(&Event::InitDone);
-        let (present, departed) = gangs.pods_of(&key(), 1);
+        let (present, departed) = gangs.pods_of(&key(), 1, fixtures::at(100));
         assert_eq!(
             (names(&present), names(&departed)),
             (vec!["digits-1-0"], vec!["digits-1-1"])
@@ -192,10 +220,10 @@ mod tests {
             tokio::time::advance(almost).await;
             gangs.forget_departed(bound);
         }
-        assert_eq!(gangs.pods_of(&key(), 1).1.len(), 2);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).1.len(), 2);
         tokio::time::advance(rest).await;
         gangs.forget_departed(bound);
-        assert_eq!(gangs.pods_of(&key(), 1).1, []);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).1, []);
         assert!(gangs.departed.is_empty());
     }
 
@@ -205,7 +233,7 @@ mod tests {
         foreign.metadata.owner_references = None;
         let mut gangs = Gangs::default();
         gangs.follow(&Event::Apply(foreign));
-        assert_eq!(gangs.pods_of(&key(), 1).0, []);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).0, []);
     }
 
     #[test]
@@ -214,8 +242,35 @@ mod tests {
         forged.metadata.namespace = Some("elsewhere".into());
         let mut gangs = Gangs::default();
         gangs.follow(&Event::Apply(forged.clone()));
-        assert_eq!(gangs.pods_of(&key(), 1).0, []);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).0, []);
         gangs.follow(&Event::Delete(forged));
-        assert_eq!(gangs.pods_of(&key(), 1).1, []);
+        assert_eq!(gangs.pods_of(&key(), 1, fixtures::at(100)).1, []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_a_pod_has_to_be_gone_is_told_by_this_process() {
+        let deleted = |grace: i64| {
+            let mut pod = fixtures::pod_objects(1, "Running").remove(0);
+            // By a clock that is an hour ahead.
+            pod.metadata.deletion_timestamp = Some(Time(fixtures::at(3700 + grace)));
+            pod.metadata.deletion_grace_period_seconds = Some(grace);
+            Event::Apply(pod)
+        };
+        let mut gangs = Gangs::default();
+        let due = |gangs: &mut Gangs, now| {
+            let pods = gangs.pods_of(&key(), 1, fixtures::at(now)).0;
+            pods[0].deletion_timestamp
+        };
+        gangs.follow(&deleted(30));
+        assert_eq!(due(&mut gangs, 100), Some(fixtures::at(130)));
+        tokio::time::advance(Duration::from_secs(40)).await;
+        gangs.follow(&deleted(30));
+        assert_eq!(
+            due(&mut gangs, 140),
+            Some(fixtures::at(130)),
+            "as it was seen first"
+        );
+        gangs.follow(&deleted(0));
+        assert_eq!(due(&mut gangs, 140), Some(fixtures::at(130)));
     }
 }
