@@ -4,7 +4,7 @@ use crds::ViTTrainingJob;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
-use kube::{Api, Resource as _, ResourceExt as _};
+use kube::{Api, Resource as _};
 use serde_json::json;
 
 use crate::cluster::Cluster;

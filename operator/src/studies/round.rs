@@ -186,9 +186,10 @@ fn jobs_of(owned: &[Arc<StoredJob>], study: &ViTScalingStudy) -> Vec<StudyJob> {
 
 /// Whether any pod of these jobs may still run.
 fn have_pods(context: &Context, jobs: &[StudyJob]) -> bool {
+    let now = context.settings.clock.now();
     jobs.iter().any(|job| {
         let attempt = job.job.status.as_ref().map_or(0, |status| status.attempt);
-        let (pods, _) = context.caches.pods_of(&job.job, attempt);
+        let (pods, _) = context.caches.pods_of(&job.job, attempt, now);
         pods.iter().any(|pod| !pod.has_ended())
     })
 }

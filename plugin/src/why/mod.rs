@@ -5,7 +5,7 @@ mod explain;
 mod render;
 
 use crds::status::RejectedGroup;
-use crds::{Phase, ViTTrainingJob};
+use crds::Phase;
 use jiff::Timestamp;
 use serde::Serialize;
 
