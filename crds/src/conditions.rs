@@ -79,7 +79,7 @@ pub mod reasons {
     pub const NO_FITTING_GROUP: &str = "NoFittingGroup";
     /// Placed is false: the PriorityClass of `workers.priorityClassName` does not exist.
     pub const NO_PRIORITY_CLASS: &str = "PriorityClassNotFound";
-    /// Placed is false: a `ResourceQuota` of the namespace refused a pod; the job is tried again about once a minute.
+    /// Placed is false: a `ResourceQuota` of the namespace refused a pod; the job is tried again within 90 seconds.
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
     /// Placed is false: starts fail one after another; the job gets no nodes until the next.
     pub const START_FAILING: &str = "StartFailing";

@@ -69,7 +69,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
             Some(reasons::NO_PRIORITY_CLASS) => paint.bad("no such PriorityClass"),
             _ => "waits for GPUs".into(),
         },
-        Some(Phase::Starting) if reason == Some(reasons::RECONCILE_FAILED) => paint.bad("pods are refused"),
+        Some(Phase::Starting) if reason == Some(reasons::RECONCILE_FAILED) => paint.bad("a call fails"),
         Some(Phase::Starting) => {
             let workers = status.workers.unwrap_or_default();
             format!("{} of {} pods ready", workers.ready, workers.desired)

@@ -209,7 +209,8 @@ pub struct Scheduling {
     #[schemars(length(min = 1, max = 253))]
     pub scheduler_name: Option<String>,
     /// startTimeoutSeconds is how long a gang may take from placement until every pod is ready,
-    /// including image pulls. Then the attempt fails and releases its GPUs.
+    /// including image pulls. Then, or sooner if a pod is refused by kube-scheduler for a minute or
+    /// lacks its volumes for three, the attempt fails and releases its GPUs.
     #[schemars(range(min = 10, max = 86_400))]
     pub start_timeout_seconds: i32,
     /// pendingTimeoutSeconds is how long the job may wait for quota and GPUs until its first gang is placed. Then it fails.

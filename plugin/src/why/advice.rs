@@ -56,7 +56,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             ],
         ),
         reasons::QUOTA_EXCEEDED => (
-            "A ResourceQuota of its namespace refused a pod. It holds no GPUs and tries again about once a minute.",
+            "A ResourceQuota of its namespace refused a pod. It holds no GPUs and tries again within 90 seconds.",
             vec![
                 Kubectl("compare the quota with its use", "describe resourcequota"),
                 Words("raise the quota, or end other jobs of the namespace: the job then starts"),
@@ -82,7 +82,8 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::RELEASED => ("It is over and holds no GPUs.", vec![]),
         reasons::ALL_PODS_READY => ("It trains.", follow()),
         reasons::PODS_STARTING => (
-            "It has GPUs; its pods are being scheduled and started. The attempt fails after scheduling.startTimeoutSeconds.",
+            "It has GPUs; its pods are being scheduled and started. The attempt fails after \
+             scheduling.startTimeoutSeconds, or sooner if kube-scheduler or volumes do not let a pod start.",
             vec![
                 Kubectl(
                     "see what a pod waits for: its image, its volumes, its node",
@@ -128,40 +129,38 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::ALL_EPOCHS_DONE => ("It is done: every epoch was trained.", vec![]),
         reasons::INVALID_SPEC => (
             "Its manifest is invalid. The message names field, value and valid values.",
-            vec![
-                Words("delete it, and create it again with valid values"),
-                Kubectl(
-                    "if the field is workers.nodes or elastic, edit it instead: the operator checks it again",
-                    "edit vtj JOB",
-                ),
-            ],
+            vec![Kubectl(
+                "correct the field that the message names: the operator checks the job again",
+                "edit vtj JOB",
+            )],
         ),
         reasons::NOT_RETRYABLE => (
             "It failed in a way that a retry would repeat, so it is not tried again.",
             vec![],
         ),
         reasons::RESTARTS_EXHAUSTED => (
-            "It failed, and failurePolicy.maxRestarts is used up without a new checkpoint in between.",
+            "It failed, and failurePolicy.maxRestarts is used up without a new checkpoint in between, or its starts \
+             failed for half an hour.",
             vec![
                 Vit(
-                    "read the log of the rank that failed, if its pod still exists",
+                    "read the log of the rank that failed, if its pod still exists (failurePolicy.keepFailedPods)",
                     "logs JOB",
                 ),
                 Words(
-                    "once the cause is fixed, create the job again under its name: it continues from its last checkpoint",
+                    "once the cause is fixed: suspend the job and resume it; it continues from its last checkpoint",
                 ),
             ],
         ),
         reasons::DEADLINE_EXCEEDED => (
             "It held GPUs for spec.activeDeadlineSeconds and was stopped.",
             vec![Words(
-                "create it again under its name, with a longer deadline or none: it continues from its last checkpoint",
+                "suspend it, raise or remove the limit, and resume it: it continues from its last checkpoint",
             )],
         ),
         reasons::PENDING_TIMEOUT => (
             "It got no GPUs within spec.scheduling.pendingTimeoutSeconds.",
             vec![Words(
-                "create it again once GPUs are free, with a longer limit or none",
+                "suspend it and resume it once GPUs are free, or raise the limit",
             )],
         ),
         reasons::ATTEMPT_FAILED => (
@@ -171,14 +170,14 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::RECONCILE_FAILED => (
             "An API call of the operator failed and is retried after 1 to 60 seconds, or the operator cannot read the job.",
             vec![Words(
-                "the message names verb, object and answer: look for a quota, a missing PriorityClass, or a policy that \
-                 refuses its pods",
+                "the message names verb, object and answer: look for missing rights of the operator, a missing \
+                 ServiceAccount or RuntimeClass, or a webhook that does not answer",
             )],
         ),
         reasons::NOT_RESTARTABLE => (
             "It trains, but this version of the operator would not start it again: its manifest is invalid now.",
             vec![Words(
-                "let it finish, or delete it and create it again with valid values: it continues from its checkpoint",
+                "let it finish, or suspend it, correct the field, and resume it: it continues from its checkpoint",
             )],
         ),
         reasons::STRAGGLER_FOUND => (
@@ -203,7 +202,9 @@ pub(crate) fn of_script(class: FailureClass) -> Option<(&'static str, Vec<Advice
             "The trainer that external names ran out of memory, and would again.",
             vec![
                 log,
-                Words("make it use less, or create the job again with more memory in workers.resources"),
+                Words(
+                    "make it use less, or suspend the job, and resume it with more memory in workers.resources",
+                ),
             ],
         )),
         _ => None,
@@ -216,12 +217,16 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
     let log = Vit("read the log, if the pod still exists", "logs JOB");
     match class {
         FailureClass::BadConfig => (
-            "The run configuration is wrong, or the container cannot be created.",
-            vec![Words("correct what the message names, and create the job again")],
+            "The run configuration is wrong, or the pod cannot be created.",
+            vec![Words(
+                "suspend the job, correct what the message names, and resume it",
+            )],
         ),
         FailureClass::BadData => (
             "A file of the data set is missing, truncated or does not fit the model; the message names it.",
-            vec![Words("repair the file or the path, and create the job again")],
+            vec![Words(
+                "repair the file or the path, then suspend and resume the job",
+            )],
         ),
         FailureClass::PeerLost => (
             "A rank or the network to it went away, and no other failure explains it.",
@@ -244,31 +249,34 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
             },
             vec![Words(match memory {
                 Some(Memory::Host) => {
-                    "create the job again with more memory in workers.resources; with workers.device cpu a smaller \
-                     training.microBatchSize also helps"
+                    "suspend the job, and resume it with more memory in workers.resources; with workers.device cpu a \
+                     smaller training.microBatchSize also helps"
                 }
                 Some(Memory::Gpu) => {
-                    "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the \
-                     global batch), with activationCheckpointing, or with parallelism.strategy Auto if it is Manual"
+                    "suspend the job, and resume it with a smaller training.microBatchSize (gradientAccumulationSteps \
+                     keeps the global batch), with activationCheckpointing, or with parallelism.strategy Auto if it is \
+                     Manual"
                 }
                 None => {
-                    "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the \
-                     global batch), with activationCheckpointing, or with more memory in workers.resources"
+                    "suspend the job, and resume it with a smaller training.microBatchSize (gradientAccumulationSteps \
+                     keeps the global batch), with activationCheckpointing, or with more memory in workers.resources"
                 }
             })],
         ),
         FailureClass::Diverged => (
             "The loss or the norm of the gradients was not finite; the same steps would give the same result.",
             vec![Words(
-                "create the job again with a lower learning rate, with training.clipGradNorm, or with bf16 instead of fp16",
+                "suspend the job, and resume it with a lower learning rate, with training.clipGradNorm, or with \
+                 bf16 instead of fp16",
             )],
         ),
         FailureClass::Storage => (
-            "A checkpoint could not be written or read: a full or slow volume.",
+            "A checkpoint or data could not be written or read, or ranks saw different data.",
             vec![Kubectl("look at the claim", "describe pvc"), log],
         ),
         FailureClass::Killed => (
-            "A signal ended a rank. If the kernel was out of memory, the kubelet may not have reported it.",
+            "A signal ended a rank. If the kernel was out of memory, the kubelet may not have reported it. After a \
+             stop, checkpoint.stopSeconds was too short.",
             vec![node],
         ),
         FailureClass::Crashed => (
@@ -280,7 +288,7 @@ pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static
             vec![node],
         ),
         FailureClass::StartFailed => (
-            "A pod could not be started in time: its image, its volumes, or its node.",
+            "A pod did not start: its image, its volumes, a Secret, an injected container, or no node for it.",
             vec![Kubectl(
                 "see its Events",
                 "get events --field-selector involvedObject.name=POD",

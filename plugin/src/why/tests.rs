@@ -178,10 +178,10 @@ fn an_api_server_that_does_not_answer_is_not_a_refusal() {
         assert_contains(&next(message), "the API server did not answer");
     }
     for message in [
-        "failed to create Pod digits-1-0: pods \"digits-1-0\" is forbidden: exceeded quota: q",
+        "failed to create Pod digits-1-0: pods is forbidden: User \"operator\" cannot create resource \"pods\"",
         "failed to create Pod digits-1-0: failed calling webhook \"a\": connection refused",
     ] {
-        assert_contains(&next(message), "look for a quota");
+        assert_contains(&next(message), "look for missing rights of the operator");
     }
 }
 
