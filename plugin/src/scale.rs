@@ -153,12 +153,10 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
             None,
         )
     };
-    let size = job
-        .status
-        .as_ref()
-        .and_then(|status| status.workers)
-        .unwrap_or_default();
-    let request = GangRequest::from(&valid);
+    let status = job.status.as_ref();
+    let size = status.and_then(|status| status.workers).unwrap_or_default();
+    let admitted = status.and_then(|status| status.admitted_pod.as_ref());
+    let request = GangRequest::from(&valid).admitted(admitted);
     let is_larger = usize::try_from(size.desired).is_ok_and(|size| request.nodes > size);
     Ok(Plan {
         patch,

@@ -16,7 +16,7 @@ pub struct External {
     #[schemars(length(min = 1, max = 64), inner(length(max = 4096)))]
     pub command: Vec<String>,
     /// agent is the sidecar that reads the log.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "AgentResources::is_default")]
     pub agent: AgentResources,
 }
 
@@ -39,6 +39,13 @@ impl Default for AgentResources {
             cpu: "100m".into(),
             memory: "128Mi".into(),
         }
+    }
+}
+
+impl AgentResources {
+    /// The default is not serialized: a study's runs keep their keys, and older CRDs take the job.
+    fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -68,3 +75,20 @@ pub(super) fn fetches_itself() -> Rule {
 
 pub(crate) const FROM_EXPECTED: &str =
     "cannot be used with external: fetching needs vit-trainer in the image";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_default_agent_is_not_written() {
+        let external = json!({"command": ["torchrun"]});
+        let read: External = serde_json::from_value(external.clone()).expect("a trainer");
+        assert_eq!(json!(read), external);
+        let external = json!({"command": ["torchrun"], "agent": {"cpu": "1", "memory": "128Mi"}});
+        let read: External = serde_json::from_value(external.clone()).expect("a trainer");
+        assert_eq!(json!(read), external);
+    }
+}

@@ -46,8 +46,11 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     let shape = match &arguments.job {
         Some(name) => {
             let job = cluster.get(name).await?;
-            let granted = job.status.as_ref().and_then(|status| status.admission.as_ref());
-            GangRequest::from(&validate(&job)?.within(granted)).shape
+            let status = job.status.as_ref();
+            let granted = status.and_then(|status| status.admission.as_ref());
+            let admitted = status.and_then(|status| status.admitted_pod.as_ref());
+            let request = GangRequest::from(&validate(&job)?.within(granted));
+            request.admitted(admitted).shape
         }
         None => Arc::new(Shape::of_gpus(&arguments.gpu_resource, arguments.gpus_per_node)),
     };

@@ -213,7 +213,8 @@ fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &
     if let Some(wait) = &placement.wait {
         // The groups are shown separately.
         let none = rejected.is_empty().then_some(&rejected[..]);
-        why.message = Some(words::waits(&job.spec, wait, none));
+        let admitted = words::admitted(status.admitted_pod.as_ref());
+        why.message = Some(words::waits(&job.spec, wait, none) + &admitted);
     }
     let is_among = |refusal: &Refusal| nodes_refused(status).any(|nodes| nodes.code == *refusal);
     for refusal in Refusal::ALL.into_iter().filter(is_among).take(REFUSALS_ADVISED) {

@@ -112,6 +112,17 @@ fn a_missing_resource_is_explained() {
 }
 
 #[test]
+fn what_admission_adds_is_named_while_a_job_waits() {
+    let mut status = waiting();
+    status["admittedPod"] = json!({"requests": {"cpu": "1500m"}, "containers": ["mesh"]});
+    let message = explained(&job(status)).message.unwrap_or_default();
+    assert_contains(
+        &message,
+        "; admission adds to each pod: container mesh, 1500m more cpu",
+    );
+}
+
+#[test]
 fn a_job_that_no_operator_looks_at_is_explained() {
     let mut new = job(json!({}));
     new.status = None;
