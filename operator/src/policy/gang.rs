@@ -30,6 +30,7 @@ pub(crate) struct PodId {
 
 /// A pod of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct PodView {
     pub(crate) name: String,
     pub(crate) uid: String,

@@ -31,6 +31,7 @@ pub(super) async fn read(context: &Context, seen: &mut Observation) {
         pod.attempt == status.attempt && pod.waits_for_sandbox && pod.deletion_timestamp.is_none()
     };
     let mut waiting: Vec<&mut PodView> = seen.pods.iter_mut().filter(is_waiting).collect();
+    waiting.sort_by_key(|pod| pod.node_rank);
     let uids: Vec<&str> = waiting.iter().map(|pod| &*pod.uid).collect();
     if let Some(pod) = context.memory.asks_about(&uid, &uids) {
         let api = Api::namespaced(context.client.clone(), &namespace.unwrap_or_default());

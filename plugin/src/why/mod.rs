@@ -4,8 +4,8 @@ mod advice;
 mod explain;
 mod render;
 
-use crds::status::RejectedGroup;
 use crds::Phase;
+use crds::status::RejectedGroup;
 use jiff::Timestamp;
 use serde::Serialize;
 
