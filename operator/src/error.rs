@@ -205,10 +205,12 @@ fn words(error: &kube::Error) -> String {
 /// How Pod Security, webhooks and admission policies deny an object, a `LimitRange`
 /// (`plugin/pkg/admission/limitranger`), and security context constraints. Other "forbidden"
 /// errors may pass: a service account that does not exist yet, missing permissions of the operator.
-const DENIED: [&str; 7] = [
+const DENIED: [&str; 8] = [
     "violates PodSecurity",
     "denied the request: ",
     "denied request: ",
+    // A quota that demands requests or limits.
+    "failed quota: ",
     " usage per Container is ",
     " usage per Pod is ",
     " limit to request ratio per ",

@@ -3,7 +3,7 @@
 use crds::status::AdmittedPod;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use planner::facts::resources::{CPU, MEMORY, is_of_nodes, requests_of};
+use planner::facts::resources::{CPU, is_of_nodes, requests_of};
 
 const MEBIBYTE: i64 = 1 << 20;
 
@@ -57,7 +57,7 @@ fn is_usual(toleration: &Toleration) -> bool {
 fn quantity(resource: &str, amount: i64) -> Quantity {
     Quantity(match resource {
         CPU => format!("{amount}m"),
-        MEMORY if amount % MEBIBYTE == 0 => format!("{}Mi", amount / MEBIBYTE),
+        _ if !resource.contains('/') && amount % MEBIBYTE == 0 => format!("{}Mi", amount / MEBIBYTE),
         _ => amount.to_string(),
     })
 }

@@ -32,20 +32,14 @@ pub(crate) fn left_to_wait(job: &ViTTrainingJob, now: Timestamp) -> Option<Signe
     let suspended = status.and_then(|status| status.condition(types::SUSPENDED));
     let resumed = suspended.map(|condition| condition.last_transition_time.0);
     let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    // A gang that lost its quota may have trained for longer than the limit.
-    let ran = status.filter(|status| status.attempt > 0);
-    let ran = ran.and_then(|status| status.condition(types::RUNNING));
-    let stopped = ran.map(|condition| condition.last_transition_time.0);
-    let since = created.max(resumed).max(stopped)?;
+    let since = created.max(resumed)?;
     Some(SignedDuration::from_secs(timeout.into()) - now.duration_since(since))
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
     use super::*;
-    use crate::fixtures::{at, condition, job_in};
+    use crate::fixtures::at;
 
     #[test]
     fn the_clock_runs_from_the_first_gang_and_stands_still_while_suspended() {
@@ -59,22 +53,6 @@ mod tests {
         ] {
             let found = is_over(deadline.map(Duration::from_secs), started.map(at), phase, at(now));
             assert_eq!(found, expected, "{deadline:?} {started:?} {phase:?} {now}");
-        }
-    }
-
-    #[test]
-    fn a_wait_is_counted_from_when_the_job_was_created_or_last_stopped() {
-        // After a gang that trained, and after one that was refused before.
-        for (last_changed, expected) in [(500, 60), (0, -440)] {
-            let mut job = job_in(Phase::Pending, 1);
-            job.metadata.creation_timestamp = Some(Time(at(0)));
-            job.spec.scheduling.pending_timeout_seconds = Some(60);
-            let status = job.status.as_mut().expect("a status");
-            let mut running = condition(types::RUNNING, false, "NoPods");
-            running.last_transition_time = Time(at(last_changed));
-            (status.start_time, status.conditions) = (None, vec![running]);
-            let left = left_to_wait(&job, at(500)).map(|left| left.as_secs());
-            assert_eq!(left, Some(expected));
         }
     }
 }

@@ -30,7 +30,6 @@ pub(crate) struct PodId {
 
 /// A pod of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct PodView {
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -51,8 +50,8 @@ pub(crate) struct PodView {
     pub(crate) agent: Option<String>,
     /// What keeps it from starting, as scheduler or kubelet report it.
     pub(crate) stuck: Option<String>,
-    /// Bound, but its volumes or its network are not ready.
-    pub(crate) waits_for_sandbox: bool,
+    /// Since when it is bound and its volumes or its network are not ready.
+    pub(crate) waits_for_sandbox: Option<Timestamp>,
     /// Set if waiting will not make it start.
     pub(crate) cannot_start: Option<CannotStart>,
     /// Set if kube-scheduler or the kubelet rejects it.
@@ -164,10 +163,7 @@ impl PodView {
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
-            // KEP-3085.
-            waits_for_sandbox: condition(pod, "PodReadyToStartContainers")
-                .is_some_and(|(value, _)| value == "False")
-                && phase(pod) == "Pending",
+            waits_for_sandbox: waits_for_sandbox(pod),
             cannot_start: cannot_start(pod),
             rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
             fetch: fetch(pod),
@@ -387,6 +383,14 @@ fn cannot_start(pod: &Pod) -> Option<CannotStart> {
     })
 }
 
+/// KEP-3085.
+fn waits_for_sandbox(pod: &Pod) -> Option<Timestamp> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let condition = conditions.find(|condition| condition.type_ == "PodReadyToStartContainers")?;
+    let since = condition.last_transition_time.as_ref().map(|time| time.0);
+    (condition.status == "False" && phase(pod) == "Pending").then(|| since.unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
 /// A pod that the kubelet did not admit has failed with a reason.
 fn rejected(pod: &Pod) -> Option<Rejected> {
     let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
@@ -528,7 +532,8 @@ mod tests {
             pod.agent.clone(),
             fetch.map(Into::into),
             pod.stuck.as_ref().map(|words| format!("stuck: {words}")),
-            pod.waits_for_sandbox.then(|| "waits for its sandbox".into()),
+            pod.waits_for_sandbox
+                .map(|time| format!("waits for its sandbox since {time}")),
             pod.cannot_start.map(|why| format!("{why:?}")),
             pod.rejected.as_deref().map(gpus),
             pod.disruption.as_ref().map(|words| format!("disrupted: {words}")),
@@ -564,7 +569,7 @@ mod tests {
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: init container gpu-check: CrashLoopBackOff
 {mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
-{conditions: [{type: PodReadyToStartContainers, status: "False"}]} -> waits for its sandbox
+{conditions: [{type: PodReadyToStartContainers, status: "False", lastTransitionTime: TIME}]} -> waits for its sandbox since 2026-01-01T00:00:00Z
 {conditions: [{type: PodReadyToStartContainers, status: "True"}]} -> 
 {conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node, lastTransitionTime: TIME}]} -> stuck: Unschedulable: no node; rejected with Some(1) since 2026-01-01T00:00:00Z
 {conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated

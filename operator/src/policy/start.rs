@@ -48,7 +48,7 @@ pub(crate) fn left<'a>(
             _ => placed,
         };
         let unschedulable = unschedulable_since(pod, job).map(|time| placed.max(time) + UNSCHEDULABLE);
-        let unmounted = is_unmounted(pod).then(|| placed + UNMOUNTED);
+        let unmounted = unmounted_since(pod).map(|time| placed.max(time) + UNMOUNTED);
         let sooner = [unschedulable, unmounted].into_iter().flatten().min();
         (since + timeout).min(sooner.unwrap_or(Timestamp::MAX))
     });
@@ -74,8 +74,9 @@ fn unschedulable_since(pod: &PodView, job: &ViTTrainingJob) -> Option<Timestamp>
 /// ones after two minutes, and they may be ready at its next try.
 const UNMOUNTED: SignedDuration = SignedDuration::from_mins(3);
 
-fn is_unmounted(pod: &PodView) -> bool {
-    pod.waits_for_sandbox && pod.stuck.is_some()
+/// `None` if nothing warns of its volumes or network.
+fn unmounted_since(pod: &PodView) -> Option<Timestamp> {
+    pod.waits_for_sandbox.filter(|_| pod.stuck.is_some())
 }
 
 fn is_late(pod: &PodView) -> bool {
@@ -91,9 +92,8 @@ pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Re
     refusal(pod.node.as_deref()?, &others, shape)
 }
 
-/// The failure of a gang with pods not ready after its start timeout, unschedulable for a minute, or without
-/// volumes for three.
-/// Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
+/// The failure of a gang with pods not ready after its start timeout, unschedulable for a minute, or
+/// without volumes for three. Blames the first pod with an obstacle reported by scheduler or kubelet, then the first that has not
 /// started.
 pub(crate) fn overdue(
     gang: &[PodView],
@@ -109,8 +109,11 @@ pub(crate) fn overdue(
         let since = unschedulable_since(pod, job);
         since.is_some_and(|since| now.duration_since(since) >= UNSCHEDULABLE)
     };
-    let waited = now.duration_since(placed(status)?);
-    let is_unmounted = |pod: &PodView| is_unmounted(pod) && waited >= UNMOUNTED;
+    let placed = placed(status)?;
+    let is_unmounted = |pod: &PodView| {
+        let since = unmounted_since(pod);
+        since.is_some_and(|since| now.duration_since(placed.max(since)) >= UNMOUNTED)
+    };
     let pod = gang.iter().filter(late).min_by_key(|pod| {
         let has_started = pod.state != PodState::Pending;
         (
@@ -153,12 +156,8 @@ pub(crate) fn overdue(
 fn blame(words: &str) -> Blame {
     let words = words.to_lowercase();
     let mentions = |some: &[&str]| some.iter().any(|some| words.contains(some));
-    if mentions(&[
-        "persistentvolumeclaim",
-        "not found",
-        "non-existent pv",
-        "multi-attach",
-    ]) {
+    let is_absent = words.contains("not found") && mentions(&["secret \"", "configmap \""]);
+    if is_absent || mentions(&["persistentvolumeclaim", "non-existent pv", "multi-attach"]) {
         Blame::Never
     } else if mentions(&[
         "volume node affinity conflict",
@@ -306,7 +305,7 @@ mod tests {
         let mut status = job.status.clone().expect("a status");
         status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
         let unmounted = |words: Option<&str>| PodView {
-            waits_for_sandbox: true,
+            waits_for_sandbox: Some(at(0)),
             stuck: words.map(Into::into),
             ..waiting(1, None)
         };
@@ -332,6 +331,14 @@ mod tests {
         );
         // They may only be slow.
         assert_eq!(at_second(&job, None, 180), (Some(720), None));
+        // It was bound a minute after the placement.
+        let late = [PodView {
+            waits_for_sandbox: Some(at(60)),
+            ..unmounted(warning)
+        }];
+        let left = |second| super::left(&late, &job, &status, at(second)).map(|left| left.as_secs());
+        assert_eq!((left(180), left(240)), (Some(60), Some(0)));
+        assert_eq!(overdue(&late, &job, &status, at(239)), None);
         job.spec.scheduling.start_timeout_seconds = 60;
         let (_, failure) = at_second(&job, warning, 60);
         let (_, message) = failure.expect("a failure");

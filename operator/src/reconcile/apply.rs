@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crds::status::AdmittedPod;
 use crds::{StoredJob, ViTTrainingJob, conditions};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
@@ -180,7 +179,9 @@ async fn dry_run(context: &Context, client: &Client, job: &ViTTrainingJob, pod: 
             .unwrap_or_default(),
         Err(error) if !error.may_pass() && (error.is_refusal() || error.is_conflict()) => {
             debug!(%error, "a dry run of a pod is refused");
-            AdmittedPod::default()
+            let known = job.status.as_ref().and_then(|status| status.admitted_pod.clone());
+            context.dry_runs.assume(job, known.unwrap_or_default());
+            return Ok(());
         }
         Err(error) => return Err(error),
     };

@@ -18,26 +18,51 @@ const SHARED: SignedDuration = SignedDuration::from_mins(1);
 /// The results by namespace and spec: jobs that are created together and differ in their names alone
 /// share one.
 #[derive(Debug, Default)]
-pub(crate) struct DryRuns(Mutex<HashMap<u64, (Instant, AdmittedPod)>>);
+pub(crate) struct DryRuns(Mutex<HashMap<u64, Found>>);
 
 impl DryRuns {
     /// What admission adds to the job's pods; `None` if that is not known.
     pub(super) fn of(&self, job: &ViTTrainingJob, now: Timestamp) -> Option<AdmittedPod> {
         let created = job.creation_timestamp().map_or(now, |time| time.0);
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (found, added) = known.get(&key(job))?;
-        (age(*found) < VALID.min(now.duration_since(created) + SHARED)).then(|| added.clone())
+        let found = known.get(&key(job))?;
+        let existed = now.duration_since(created).max(SignedDuration::ZERO);
+        (found.age() < found.holds.min(existed + SHARED)).then(|| found.added.clone())
     }
 
+    /// What a dry run showed.
     pub(super) fn keep(&self, job: &ViTTrainingJob, added: AdmittedPod) {
+        self.keep_for(VALID, job, added);
+    }
+
+    /// What is assumed for a while, because a dry run was refused.
+    pub(super) fn assume(&self, job: &ViTTrainingJob, added: AdmittedPod) {
+        self.keep_for(SHARED, job, added);
+    }
+
+    fn keep_for(&self, holds: SignedDuration, job: &ViTTrainingJob, added: AdmittedPod) {
+        let found = Found {
+            at: Instant::now(),
+            holds,
+            added,
+        };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, (found, _)| age(*found) < VALID);
-        known.insert(key(job), (Instant::now(), added));
+        known.retain(|_, found| found.age() < found.holds);
+        known.insert(key(job), found);
     }
 }
 
-fn age(found: Instant) -> SignedDuration {
-    SignedDuration::try_from(found.elapsed()).unwrap_or(SignedDuration::MAX)
+#[derive(Debug)]
+struct Found {
+    at: Instant,
+    holds: SignedDuration,
+    added: AdmittedPod,
+}
+
+impl Found {
+    fn age(&self) -> SignedDuration {
+        SignedDuration::try_from(self.at.elapsed()).unwrap_or(SignedDuration::MAX)
+    }
 }
 
 fn key(job: &ViTTrainingJob) -> u64 {

@@ -18,8 +18,10 @@ use crate::policy::straggler::SlowRanks;
 const HEARTBEATS_HOLD: Duration = Duration::from_secs(60);
 /// Time between reports to Kueue if it refuses them.
 const WORKLOAD_TRIED_EVERY: Duration = Duration::from_secs(60);
-/// Time between reads of a pod's Events.
+/// Time between reads of a pod's Events ...
 const EVENTS_READ_EVERY: Duration = Duration::from_secs(20);
+/// ... and of any pod of a job.
+const EVENTS_READ_GAP: Duration = Duration::from_secs(2);
 /// Failures after which one that may pass is reported.
 const REPORTED_AFTER: u32 = 2;
 
@@ -174,20 +176,28 @@ impl Memory {
         self.with(uid, |job| job.workload_refused_at = Some(Instant::now()));
     }
 
-    /// The pod of these, if any, whose Events are to be read; forgets the others.
+    /// The pod of these, if any, whose Events are to be read, and notes that they are; forgets the others.
     pub(crate) fn asks_about<'a>(&self, uid: &str, pods: &[&'a str]) -> Option<&'a str> {
         self.with(uid, |job| {
             job.warnings.retain(|pod, _| pods.contains(&&**pod));
-            let read = |pod: &&&str| job.warnings.get(**pod).map(|(at, _)| *at);
-            let longest_ago = pods.iter().min_by_key(read)?;
-            let is_due = read(&longest_ago).is_none_or(|at| at.elapsed() >= EVENTS_READ_EVERY);
-            is_due.then_some(*longest_ago)
+            let read = |pod: &str| job.warnings.get(pod).map(|(at, _)| *at);
+            let pod = *pods.iter().min_by_key(|pod| read(pod))?;
+            let is_read = read(pod).is_some_and(|at| at.elapsed() < EVENTS_READ_EVERY);
+            let mut last = job.warnings.values();
+            if is_read || last.any(|(at, _)| at.elapsed() < EVENTS_READ_GAP) {
+                return None;
+            }
+            let now = Instant::now();
+            job.warnings.entry(pod.into()).or_insert((now, None)).0 = now;
+            Some(pod)
         })
     }
 
-    pub(crate) fn learned_about(&self, uid: &str, pod: &str, warning: Option<String>) {
+    pub(crate) fn learned_about(&self, uid: &str, pod: &str, warning: String) {
         self.with(uid, |job| {
-            job.warnings.insert(pod.into(), (Instant::now(), warning));
+            if let Some((_, known)) = job.warnings.get_mut(pod) {
+                *known = Some(warning);
+            }
         });
     }
 

@@ -248,7 +248,9 @@ impl<'a> Next<'a> {
 
     /// A `ResourceQuota` refused a pod of the gang.
     pub(super) fn over_quota(mut self, words: &str) -> Self {
-        self.status.start_time = None;
+        if self.status.progress.is_none() {
+            self.status.start_time = None;
+        }
         let none = PlacementStatus::default();
         self.unplaced(
             none,
@@ -445,6 +447,7 @@ impl<'a> Next<'a> {
         if self.status.completion_time.take().is_some() {
             self.set(FAILED, false, reasons::RESUMED, "the manifest was changed");
             self.status.restarts_since_checkpoint = 0;
+            self.forget_failed_starts();
         }
     }
 

@@ -28,6 +28,9 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
     let (mut pods, departed) = caches.pods_of(&job, attempt, now);
     let (mut unready_nodes, mut rejecting_nodes) = (HashMap::new(), HashMap::new());
     for pod in &mut pods {
+        if pod.waits_for_sandbox.is_some() {
+            pod.stuck = context.memory.warning_of(&uid, &pod.uid).or(pod.stuck.take());
+        }
         if pod.rejected.is_some()
             && let Some(node) = &pod.node
             && let Some(facts) = caches.node(node)
@@ -65,8 +68,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Observatio
         stragglers: None,
         queue: caches.queue_of(&job),
         dry_run: match phase {
-            None | Some(Phase::Pending | Phase::Suspended) => context.dry_runs.of(&job, now),
-            // Their pods show it.
+            None | Some(Phase::Pending | Phase::Suspended | Phase::Failed) => context.dry_runs.of(&job, now),
             _ => {
                 let known = job.status.as_ref().and_then(|status| status.admitted_pod.clone());
                 Some(known.unwrap_or_default())

@@ -91,11 +91,11 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     if observe::catch_up(context, &seen).await? {
         seen = observe::observe(context, job);
     }
-    warnings::read(context, &mut seen).await;
     let valid = crds::validate(&seen.job);
     // Pure, except that the planner finds and promises GPUs in one step.
     let mut step = decide_and_promise(context, &seen, &valid);
     poll::poll(context, &seen);
+    warnings::read(context, &seen);
     let writes = std::mem::take(&mut step.writes);
     let deletes_job = writes.contains(&Write::DeleteJob);
     let client = context.client_for(step.is_urgent);

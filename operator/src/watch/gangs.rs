@@ -12,6 +12,9 @@ use tokio::time::Instant;
 use super::newest::Newest;
 use crate::policy::gang::PodView;
 
+/// Longer grace periods count as this one, a year, with which no clock overflows.
+const LONGEST_GRACE: i64 = 365 * 24 * 3600;
+
 /// Pods by job.
 #[derive(Debug, Default)]
 pub(crate) struct Gangs {
@@ -72,7 +75,7 @@ impl Gangs {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                if let Some((job, view)) = self.own(pod) {
+                if let Some((job, view)) = self.read(pod) {
                     let listed = self.listed.entry(job.clone()).or_default();
                     listed.insert(view.name.clone());
                     self.put(job, view);
@@ -80,12 +83,12 @@ impl Gangs {
             }
             Event::InitDone => self.keep_listed(),
             Event::Apply(pod) => {
-                if let Some((job, view)) = self.own(pod) {
+                if let Some((job, view)) = self.read(pod) {
                     self.put(job, view);
                 }
             }
             Event::Delete(pod) => {
-                if let Some((job, view)) = self.own(pod) {
+                if let Some((job, view)) = self.read(pod) {
                     self.depart(job, view);
                 }
             }
@@ -103,11 +106,11 @@ impl Gangs {
     }
 
     /// A pod of a job. Notes when it has to be gone if it is being deleted, at the latest.
-    fn own(&mut self, pod: &Pod) -> Option<(JobKey, PodView)> {
+    fn read(&mut self, pod: &Pod) -> Option<(JobKey, PodView)> {
         let (job, view) = (Membership::of(pod)?.job, PodView::of(pod)?);
         if view.deletion_timestamp.is_some() {
             let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
-            let due = Instant::now() + Duration::from_secs(grace.max(0).cast_unsigned());
+            let due = Instant::now() + Duration::from_secs(grace.clamp(0, LONGEST_GRACE).cast_unsigned());
             let known = self.due.entry(view.uid.clone()).or_insert(due);
             *known = due.min(*known);
         }
@@ -115,10 +118,12 @@ impl Gangs {
     }
 
     fn put(&mut self, job: JobKey, view: PodView) {
-        self.present
-            .entry(job)
-            .or_default()
-            .insert(view.name.clone(), view);
+        let uid = view.uid.clone();
+        let pods = self.present.entry(job).or_default();
+        let last = pods.insert(view.name.clone(), view);
+        if let Some(replaced) = last.filter(|last| last.uid != uid) {
+            self.due.remove(&replaced.uid);
+        }
     }
 
     fn depart(&mut self, job: JobKey, view: PodView) {
@@ -272,5 +277,11 @@ mod tests {
         );
         gangs.follow(&deleted(0));
         assert_eq!(due(&mut gangs, 140), Some(fixtures::at(130)));
+        let mut gangs = Gangs::default();
+        let mut for_ever = fixtures::pod_objects(1, "Running").remove(0);
+        for_ever.metadata.deletion_timestamp = Some(Time(fixtures::at(100)));
+        for_ever.metadata.deletion_grace_period_seconds = Some(i64::MAX);
+        gangs.follow(&Event::Apply(for_ever));
+        assert_eq!(due(&mut gangs, 100), Some(fixtures::at(100 + LONGEST_GRACE)));
     }
 }

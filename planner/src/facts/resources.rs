@@ -116,7 +116,7 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     total
 }
 
-/// Whether nodes have the resource, which placement otherwise only counts like one.
+/// Whether it is a resource of nodes, and not a count that placement treats as one.
 pub fn is_of_nodes(resource: &str) -> bool {
     !matches!(resource, PODS | HOST_PORTS)
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use crds::conditions::types;
+use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus, validate};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -57,7 +57,12 @@ impl Job {
         };
         if let Ok(valid) = validate(job) {
             let valid = valid.within(status.admission.as_ref());
-            let request = GangRequest::from(&valid).admitted(status.admitted_pod.as_ref());
+            let mut request = GangRequest::from(&valid).admitted(status.admitted_pod.as_ref());
+            let placed = status.condition(types::PLACED);
+            if placed.is_some_and(|placed| placed.reason == reasons::QUOTA_EXCEEDED) {
+                // A larger gang may have been refused.
+                request.larger.clear();
+            }
             let preferred_shapes = avoidance::preferred_shapes(&valid, status, &request);
             if status.phase == Some(Phase::Running) {
                 let shape = preferred_shapes.first().unwrap_or(&request.shape);

@@ -266,6 +266,18 @@ fn a_job_that_pauses_holds_nothing_until_it_asks_again() {
     }
 }
 
+#[test]
+fn an_elastic_gang_over_quota_is_tried_again_in_its_smallest_size() {
+    for (reason, expected) in [(reasons::QUOTA_EXCEEDED, "a"), (reasons::START_FAILING, "a b")] {
+        let mut planner = planner(&["a", "b"]);
+        let mut elastic = in_phase(job("elastic", 2, 0), Phase::Pending, 1);
+        elastic.spec.elastic = serde_json::from_value(serde_json::json!({"minNodes": 1})).expect("sizes");
+        status(&mut elastic).conditions = vec![fixtures::condition(types::PLACED, false, reason)];
+        planner.send(&[&elastic]);
+        assert_eq!(planner.nodes_for("elastic"), expected, "{reason}");
+    }
+}
+
 fn of_class(mut job: ViTTrainingJob, class: &str) -> ViTTrainingJob {
     job.spec.workers.priority_class_name = Some(class.into());
     job

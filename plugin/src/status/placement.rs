@@ -31,7 +31,8 @@ pub(super) fn placed(
             None => placement.mixed.iter().map(kind).collect::<Vec<_>>().join(", "),
         };
         let topology = placement.topology.iter();
-        let topology = topology.map(|spread| format!("; {}: {}", spread.key, spread.domains.join(", ")));
+        let topology =
+            topology.map(|spread| format!("; {}: {}", spread.key, words::first_names(&spread.domains)));
         let topology: String = topology.collect();
         let was = if holds_gpus { "" } else { "was on " };
         let nodes_of = counted(placement.nodes.len() as i64, "node");

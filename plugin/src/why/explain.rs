@@ -303,6 +303,10 @@ fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Nam
     let words = format!("{} in {}: {meaning}", failure.class, text::failed_where(failure));
     why.findings.push(words.trim().to_owned());
     why.findings.push(format!("message: {}", failure.message));
+    if status.failed_starts > 0 {
+        let starts = counted(status.failed_starts, "failed start");
+        why.findings.push(format!("{starts} since the gang last ran"));
+    }
     if status.restarts_since_checkpoint > 0 {
         why.findings.push(format!(
             "{} since the last new checkpoint, {} in all",

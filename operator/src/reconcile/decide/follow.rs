@@ -66,9 +66,8 @@ pub(super) fn follow(
         ..PodView::default()
     }));
     let overdue = || {
-        let is_starting = status.phase == Some(Phase::Starting);
-        let overdue = || start::overdue(&gang, &seen.job, status, seen.now);
-        is_starting.then(overdue).flatten()
+        let starting = status.phase.filter(|phase| *phase == Phase::Starting);
+        starting.and_then(|_| start::overdue(&gang, &seen.job, status, seen.now))
     };
     let stalled = || {
         let signs = seen.stall_signs.as_ref();

@@ -328,7 +328,7 @@ async fn the_newest_warning_about_pods_without_volumes_is_read_now_and_then() {
     );
     let expected = "0 of 2 pods are ready; pod digits-1-0: FailedMount: no such share";
     assert_eq!(message(&job), expected);
-    let (calls, ..) = rounds(None).run(placed_at(70), 22).await;
+    let (calls, ..) = rounds(None).run(placed_at(70), 24).await;
     assert_eq!(read(&calls), 4, "{calls:?}");
     // Who must not read them still learns everything else.
     let (_, job, result) = rounds(Some(("events", 403, ""))).run(placed_at(70), 3).await;
@@ -495,7 +495,12 @@ async fn pods_are_created_only_after_a_dry_run_that_nobody_has_to_answer() {
             }
             queries
         });
-        let job = fixtures::job();
+        let mut job = fixtures::job();
+        let admitted_pod = serde_json::from_value(json!({"containers": ["old"]})).ok();
+        job.status = Some(ViTTrainingJobStatus {
+            admitted_pod,
+            ..ViTTrainingJobStatus::default()
+        });
         let pod = fixtures::pod_objects(1, "Pending").remove(0);
         let applied = apply::apply(
             &context,
@@ -511,9 +516,10 @@ async fn pods_are_created_only_after_a_dry_run_that_nobody_has_to_answer() {
         assert_eq!(known_of(&other, 0), known, "a name does not matter");
         other.spec.image = "other".into();
         assert_eq!(known_of(&other, 0), None);
+        assert_eq!(known_of(&job, -3600), known, "by a slow clock");
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(known_of(&job, 0), None, "of a job that was created later");
-        assert_eq!(known_of(&job, 1), known);
+        let later = known_of(&job, 1);
         tokio::time::advance(Duration::from_secs(14 * 60)).await;
         assert_eq!(known_of(&job, 3600), None, "policies may have changed");
         drop(context);
@@ -522,7 +528,7 @@ async fn pods_are_created_only_after_a_dry_run_that_nobody_has_to_answer() {
             queries.iter().all(|query| query.contains("dryRun=All")),
             "{queries:?}"
         );
-        (applied.is_ok(), known)
+        (applied.is_ok(), known, later)
     };
     let with_sidecar = |pod: &Value| {
         let mut pod = pod.clone();
@@ -533,17 +539,21 @@ async fn pods_are_created_only_after_a_dry_run_that_nobody_has_to_answer() {
             .push(sidecar);
         (201, pod)
     };
-    let (is_applied, known) = dry_runs(with_sidecar).await;
+    let (is_applied, known, later) = dry_runs(with_sidecar).await;
     assert!(is_applied);
+    assert_eq!(later, known);
     assert_eq!(known.expect("a change").containers, ["mesh"]);
     let refused: fn(&Value) -> (u16, Value) = |_| (400, failure(400, "does not support dry run"));
-    assert_eq!(dry_runs(refused).await, (true, Some(AdmittedPod::default())));
+    let (is_applied, known, later) = dry_runs(refused).await;
+    assert!(is_applied);
+    assert_eq!(known.expect("what was known").containers, ["old"]);
+    assert_eq!(later, None, "it is asked again");
     let fails: fn(&Value) -> (u16, Value) = |_| (500, failure(500, "InternalError"));
-    assert_eq!(dry_runs(fails).await, (false, None), "it is tried again");
+    assert_eq!(dry_runs(fails).await, (false, None, None), "it is tried again");
     let lags: fn(&Value) -> (u16, Value) = |_| {
         let mut answer = failure(403, "Forbidden");
         answer["message"] = json!(r#"no matches for kind "ViTTrainingJob""#);
         (403, answer)
     };
-    assert_eq!(dry_runs(lags).await, (false, None), "the CRD is new");
+    assert_eq!(dry_runs(lags).await, (false, None, None), "the CRD is new");
 }

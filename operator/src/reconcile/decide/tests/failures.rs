@@ -645,7 +645,7 @@ fn a_gang_over_quota_is_tried_again_after_a_minute() {
         a quota refuses the second pod; again in 5s
         ! delete digits-1-0
         deleted pods are gone; again in 30s
-        63 s pass; again in 1s
+        69 s pass; again in 1s
         1 s pass; again in 5s
           Starting, attempt 2 on a b, Placed: GangFits
           update the status, delete digits-1, create ConfigMap digits-2 digits-2-0 digits-2-1
