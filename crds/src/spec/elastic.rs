@@ -9,7 +9,8 @@ pub struct Elastic {
     #[serde(default = "default_min_nodes")]
     #[schemars(range(min = 1, max = 4096))]
     pub min_nodes: i32,
-    /// maxNodes is the maximum number of nodes, at least workers.nodes, which is the default.
+    /// maxNodes is the maximum number of nodes, at least workers.nodes, which is the default. Keep it within
+    /// the namespace's ResourceQuota, because a gang stops before it grows.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_nodes: Option<i32>,
