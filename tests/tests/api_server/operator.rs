@@ -211,9 +211,9 @@ pub(crate) fn counts_what_admission_adds(cluster: &Cluster, _: usize) -> Result<
     let status = operated.run(&["get", "vtj/digits", "--output=jsonpath={.status}"])?;
     let status: Value = serde_json::from_str(&status)?;
     let found = status["admittedPod"]["requests"].to_string();
-    ensure!(found == r#"{"ephemeral-storage":"109951162777600"}"#, "{status}");
+    ensure!(found == r#"{"ephemeral-storage":"104857600Mi"}"#, "{status}");
     let message = status["conditions"].to_string();
-    let words = "admission adds to each pod: 109951162777600 more ephemeral-storage";
+    let words = "admission adds to each pod: 104857600Mi more ephemeral-storage";
     ensure!(message.contains(words), "{message}");
     ensure!(
         operated.run(&["get", "pods", "--output=name"])?.is_empty(),
