@@ -134,6 +134,11 @@ impl ViTTrainingJobStatus {
         self.phase == Some(Phase::Pending) && self.condition(types::PLACED).is_some_and(is_pause)
     }
 
+    /// When the attempt was placed.
+    pub fn placed_at(&self) -> Option<&Time> {
+        self.placement.as_ref()?.time.as_ref()
+    }
+
     /// How the latest attempt failed, if it did.
     pub fn failure_of_attempt(&self) -> Option<&FailureStatus> {
         self.last_failure

@@ -108,8 +108,8 @@ impl Clients {
     }
 }
 
-/// A client whose connections may be silent for so long, also before the first byte of an answer, within
-/// a list, and between calls. It counts calls.
+/// A client that counts calls, and closes a connection after this time without a byte: before an answer,
+/// within one, and between calls.
 fn client(mut config: Config, silence: Duration, metrics: &Arc<Metrics>) -> Result<Client, kube::Error> {
     config.read_timeout = Some(silence);
     // Otherwise the time before a request counts.

@@ -4,7 +4,7 @@ use contract::TerminationRecord;
 use contract::exit::ExitCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod,
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodCondition,
 };
 use kube::ResourceExt as _;
 use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
@@ -267,14 +267,20 @@ fn has_reported(pod: &Pod) -> bool {
     terminated(pod, AGENT).is_some() || matches!(phase(pod), "Succeeded" | "Failed")
 }
 
+fn condition_of<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == type_)
+}
+
+/// Since when a condition is what it is; for ever if it does not say.
+fn since(condition: &PodCondition) -> Timestamp {
+    let time = condition.last_transition_time.as_ref();
+    time.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+}
+
+/// The status of a condition, and its reason with its message.
 fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {
-    let condition = pod
-        .status
-        .as_ref()?
-        .conditions
-        .iter()
-        .flatten()
-        .find(|condition| condition.type_ == type_)?;
+    let condition = condition_of(pod, type_)?;
     let words = words(condition.reason.as_deref(), condition.message.as_deref());
     Some((condition.status.as_str(), words))
 }
@@ -385,10 +391,8 @@ fn cannot_start(pod: &Pod) -> Option<CannotStart> {
 
 /// KEP-3085.
 fn waits_for_sandbox(pod: &Pod) -> Option<Timestamp> {
-    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let condition = conditions.find(|condition| condition.type_ == "PodReadyToStartContainers")?;
-    let since = condition.last_transition_time.as_ref().map(|time| time.0);
-    (condition.status == "False" && phase(pod) == "Pending").then(|| since.unwrap_or(Timestamp::UNIX_EPOCH))
+    let condition = condition_of(pod, "PodReadyToStartContainers")?;
+    (condition.status == "False" && phase(pod) == "Pending").then(|| since(condition))
 }
 
 /// A pod that the kubelet did not admit has failed with a reason.
@@ -397,18 +401,16 @@ fn rejected(pod: &Pod) -> Option<Rejected> {
     // A scheduler that nominated a node preempts pods there.
     let is_nominated = status.nominated_node_name.is_some();
     let unschedulable = || {
-        status.conditions.iter().flatten().find(|condition| {
-            let reason = condition.reason.as_deref();
-            (condition.type_.as_str(), condition.status.as_str(), reason)
-                == ("PodScheduled", "False", Some("Unschedulable"))
+        condition_of(pod, "PodScheduled").filter(|condition| {
+            condition.status == "False" && condition.reason.as_deref() == Some("Unschedulable")
         })
     };
     match phase(pod) {
         "Pending" if spec.node_name.is_none() && !is_nominated => {
-            let since = unschedulable()?.last_transition_time.as_ref();
+            let unschedulable_since = Some(since(unschedulable()?));
             Some(Rejected {
                 requests: requests_of(spec),
-                unschedulable_since: Some(since.map_or(Timestamp::UNIX_EPOCH, |time| time.0)),
+                unschedulable_since,
             })
         }
         "Failed" if status.reason.is_some() && condition(pod, "DisruptionTarget").is_none() => {
@@ -570,7 +572,7 @@ mod tests {
 {mesh: {waiting: {reason: ImagePullBackOff}}, trainer: {running: {}}} -> stuck: container mesh: ImagePullBackOff
 {gpu-check: {waiting: {reason: CrashLoopBackOff}}, trainer: {waiting: {reason: ErrImageNeverPull}}} -> stuck: ErrImageNeverPull; Misconfigured
 {conditions: [{type: PodReadyToStartContainers, status: "False", lastTransitionTime: TIME}]} -> waits for its sandbox since 2026-01-01T00:00:00Z
-{conditions: [{type: PodReadyToStartContainers, status: "True"}]} -> 
+{conditions: [{type: PodReadyToStartContainers, status: "True"}]} ->
 {conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: no node, lastTransitionTime: TIME}]} -> stuck: Unschedulable: no node; rejected with Some(1) since 2026-01-01T00:00:00Z
 {conditions: [{type: PodScheduled, status: "False", reason: SchedulingGated}]} -> stuck: SchedulingGated
 {nominatedNodeName: a, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]} -> stuck: Unschedulable

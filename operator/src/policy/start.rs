@@ -27,7 +27,9 @@ pub(crate) fn judged(
         return Some(why);
     }
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
-    let is_over = placed(status).is_none_or(|time| now.duration_since(time) >= PROBATION.min(timeout));
+    let is_over = status
+        .placed_at()
+        .is_none_or(|time| now.duration_since(time.0) >= PROBATION.min(timeout));
     is_over.then_some(CannotStart::Misconfigured)
 }
 
@@ -39,7 +41,7 @@ pub(crate) fn left<'a>(
     status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<SignedDuration> {
-    let placed = placed(status)?;
+    let placed = status.placed_at()?.0;
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
     let late = gang.into_iter().filter(|pod| is_late(pod));
     let due = late.map(|pod| {
@@ -53,10 +55,6 @@ pub(crate) fn left<'a>(
         (since + timeout).min(sooner.unwrap_or(Timestamp::MAX))
     });
     Some(due.min()?.duration_since(now).max(SignedDuration::ZERO))
-}
-
-fn placed(status: &ViTTrainingJobStatus) -> Option<Timestamp> {
-    Some(status.placement.as_ref()?.time.as_ref()?.0)
 }
 
 /// How long the cluster's kube-scheduler may find no node for a pod that fits its node by all that the
@@ -109,7 +107,7 @@ pub(crate) fn overdue(
         let since = unschedulable_since(pod, job);
         since.is_some_and(|since| now.duration_since(since) >= UNSCHEDULABLE)
     };
-    let placed = placed(status)?;
+    let placed = status.placed_at()?.0;
     let is_unmounted = |pod: &PodView| {
         let since = unmounted_since(pod);
         since.is_some_and(|since| now.duration_since(placed.max(since)) >= UNMOUNTED)
@@ -268,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Of which kube-scheduler says this since second 10.
+    /// A pod about which kube-scheduler has said this since second 10.
     fn unschedulable(words: &str) -> PodView {
         PodView {
             stuck: Some(format!("Unschedulable: {words}")),

@@ -186,7 +186,7 @@ fn suspended(seen: &Observation) -> Step {
     next.act(without_workload(seen), IN_MOTION).urgent()
 }
 
-/// Gives up a gang of which a `ResourceQuota` refused a pod: its other pods would hold GPUs in vain.
+/// Gives up a gang after a `ResourceQuota` refused one of its pods: the others would hold idle GPUs.
 pub(super) fn over_quota(seen: &Observation, error: &Error) -> Step {
     Next::of(seen)
         .over_quota(&error.to_string())

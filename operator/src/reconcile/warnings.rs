@@ -24,7 +24,7 @@ const MOST: u32 = 100;
 /// answer triggers a reconcile.
 pub(super) fn read(context: &Context, seen: &Observation) {
     let status = seen.status();
-    let placed = status.placement.as_ref().and_then(|placed| placed.time.as_ref());
+    let placed = status.placed_at();
     let is_slow = placed.is_some_and(|time| seen.now.duration_since(time.0) >= SLOW);
     if status.phase != Some(Phase::Starting) || !is_slow {
         return;

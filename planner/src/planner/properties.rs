@@ -181,7 +181,7 @@ impl World {
         status.map_or(0, |status| status.attempt)
     }
 
-    fn counted_anew(&self) -> Inventory {
+    fn counted_afresh(&self) -> Inventory {
         let mut promises = self.recorded.clone();
         promises.extend(self.open.clone());
         let nodes: Vec<Node> = self.nodes.iter().map(|index| node(*index)).collect();
@@ -208,12 +208,12 @@ proptest! {
             // As the next decision would do first.
             planner.is_stale |= planner.cluster.catch_up();
             prop_assert!(planner.cluster.is_current());
-            for (name, node) in world.counted_anew().nodes {
+            for (name, node) in world.counted_afresh().nodes {
                 let gpus = node.resources[GPU];
                 prop_assert!(gpus.used <= GPUS, "{name}: {gpus:?}");
             }
         }
-        let expected = world.counted_anew();
+        let expected = world.counted_afresh();
         let planner = &mut world.planner;
         planner.pass = std::mem::take(&mut planner.pass).restart(&mut planner.cluster);
         prop_assert_eq!(planner.cluster.fleet.inventory(), &expected);

@@ -24,8 +24,9 @@ const NODES: usize = 210;
 const PODS: usize = 200;
 const FAILS: usize = 100;
 const WAITING: usize = 1_000;
-/// The gangs on the idle cluster, of which the first warms caches, and the one on the full cluster.
+/// The gangs on the idle cluster. The first only warms caches.
 const IDLE: [usize; 2] = [0, 1];
+/// The gang on the full cluster.
 const BESIDE: usize = 2;
 /// The first waiting job.
 const FIRST: usize = 3;

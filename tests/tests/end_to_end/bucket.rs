@@ -49,7 +49,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     ensure!(failure.class == "BadConfig", "{failure:?}");
     check_contains(&failure.message, &[SECRET, "not found"])?;
 
-    // Of a volume, the kubelet tells in an Event alone.
+    // The kubelet reports a missing volume only in an Event.
     namespace.wait("unmounted", "names the missing volume", |status| {
         let running = status.condition(types::RUNNING);
         running.is_some_and(|running| {

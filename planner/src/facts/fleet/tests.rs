@@ -131,7 +131,7 @@ impl Objects {
         }
     }
 
-    fn counted_anew(&self) -> Inventory {
+    fn counted_afresh(&self) -> Inventory {
         Inventory::new(self.nodes.values(), self.pods.values(), &self.promises)
     }
 }
@@ -140,23 +140,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_fleet_that_follows_events_equals_one_counted_anew(steps in prop::collection::vec(step(), 1..40)) {
+    fn a_fleet_that_follows_events_equals_one_counted_afresh(steps in prop::collection::vec(step(), 1..40)) {
         let mut fleet = Fleet::default();
         let mut objects = Objects::default();
         let mut known = Inventory::default();
         for step in steps {
             objects.take(step, &mut fleet);
-            let anew = objects.counted_anew();
-            prop_assert_eq!(fleet.inventory(), &anew);
+            let counted = objects.counted_afresh();
+            prop_assert_eq!(fleet.inventory(), &counted);
             let mut changed = fleet.take_changes();
             changed.sort_unstable();
             let names = NODES.iter().map(|name| Arc::from(*name));
             let differs = |name: &Arc<str>| {
-                let (before, now) = (known.nodes.get(name), anew.nodes.get(name));
+                let (before, now) = (known.nodes.get(name), counted.nodes.get(name));
                 before != now && before.into_iter().chain(now).any(has_devices)
             };
             prop_assert_eq!(changed, names.filter(differs).collect::<Vec<Arc<str>>>());
-            known = anew;
+            known = counted;
         }
         for name in 0..4 {
             objects.take(Step::PodGone(name), &mut fleet);
