@@ -123,6 +123,11 @@ async fn what_the_api_server_will_never_take_ends_the_job_at_once_in_its_words()
         (
             "pods",
             403,
+            r#"pods "digits-1-0" is forbidden: failed quota: cpus: must specify limits.cpu for: trainer"#,
+        ),
+        (
+            "pods",
+            403,
             r#"pods "digits-1-0" is forbidden: cpu max limit to request ratio per Container is 2, but provided ratio is 4.000000"#,
         ),
         (
@@ -360,6 +365,19 @@ async fn a_gang_over_quota_waits_without_pods_at_no_cost() {
     assert_eq!(status.condition(conditions::types::RECONCILED), None);
     assert_eq!((status.restarts, status.last_failure), (0, None));
     assert_eq!((status.failed_nodes, status.start_time), (vec![], None));
+    // The deadlines of a job that has trained go on.
+    let rounds = Rounds {
+        denied: Some(("pods digits-1-1", 403, message)),
+        ..Rounds::fresh()
+    };
+    let mut job = fixtures::job_in(Phase::Starting, 1);
+    let status = job.status.as_mut().expect("a status");
+    status.progress = Some(crds::status::ProgressStatus::default());
+    status.start_time = Some(Time(fixtures::at(50)));
+    let (_, job, _) = rounds.run(job, 3).await;
+    let status = job.status.expect("a status");
+    assert_eq!(status.phase, Some(Phase::Pending));
+    assert_eq!(status.start_time, Some(Time(fixtures::at(50))));
 }
 
 /// A running gang with only one pod in the caches.
