@@ -114,7 +114,7 @@ impl Error {
 
     /// Whether the API server does not know the kind of the owner yet: it learns of a new CRD within half a
     /// minute.
-    fn is_of_new_kind(&self) -> bool {
+    pub(crate) fn is_of_new_kind(&self) -> bool {
         self.says(403, "no matches for kind")
     }
 

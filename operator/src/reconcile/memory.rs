@@ -22,8 +22,11 @@ const WORKLOAD_TRIED_EVERY: Duration = Duration::from_secs(60);
 const EVENTS_READ_EVERY: Duration = Duration::from_secs(20);
 /// ... and of any pod of a job.
 const EVENTS_READ_GAP: Duration = Duration::from_secs(2);
-/// Failures after which one that may pass is reported.
+/// Failures after which one that may pass is reported ...
 const REPORTED_AFTER: u32 = 2;
+/// ... and after which one is that the API server does not know a new kind, which is tried every second and takes it up
+/// to half a minute.
+const REPORTED_AFTER_OF_NEW_KIND: u32 = 60;
 
 /// The memory of all jobs, or of studies that fail, by uid.
 #[derive(Debug, Default)]
@@ -297,7 +300,12 @@ impl Memory {
     /// Whether an error is worth an Event and a condition. A busy API server needs no further calls,
     /// unless it is busy for long.
     pub(crate) fn reports(&self, uid: &str, error: &Error) -> bool {
-        !error.is_conflict() && (!error.may_pass() || self.failures(uid) >= REPORTED_AFTER)
+        let tolerated = if error.is_of_new_kind() {
+            REPORTED_AFTER_OF_NEW_KIND
+        } else {
+            REPORTED_AFTER
+        };
+        !error.is_conflict() && (!error.may_pass() || self.failures(uid) >= tolerated)
     }
 
     pub(crate) fn succeeded(&self, uid: &str) {

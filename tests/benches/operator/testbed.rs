@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use crds::ViTTrainingJob;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use vit_tests::exposition::Exposition;
 use vit_tests::operator::{self, OPERATOR};
 use vit_tests::progress::say;
@@ -15,6 +17,7 @@ use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, 
 
 use crate::requests::Requests;
 use crate::usage;
+use crate::workload::{self, NAMESPACE};
 
 /// GPUs of a node.
 pub(crate) const GPUS_PER_NODE: u32 = 8;
@@ -118,7 +121,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Starts the built operator as a process, and waits until it leads.
+    /// Starts the built operator as a process, and waits until it leads and has run a job: for half a minute after
+    /// a CRD is installed, the API server refuses objects that belong to its kind.
     pub(crate) async fn start_operator(&self) -> Result<()> {
         let program = vit_tests::root().join("target/release/vit-operator");
         operator::start(
@@ -133,7 +137,16 @@ impl Testbed {
             let leads = self.operator_metrics().ok();
             Ok(leads.is_some_and(|metrics| metrics.sum("vit_operator_leader") > 0.0))
         })
-        .await
+        .await?;
+        let jobs: Api<ViTTrainingJob> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let first = jobs
+            .create(&PostParams::default(), &workload::job(usize::MAX, 1)?)
+            .await?;
+        self.until_jobs("Running", 1).await?;
+        let (name, uid) = (first.name_any(), first.uid().context("a created job has a uid")?);
+        jobs.delete(&name, &DeleteParams::default()).await?;
+        await_condition(jobs, &name, conditions::is_deleted(&uid)).await?;
+        self.at_rest().await
     }
 
     /// The operator's metrics.

@@ -205,9 +205,13 @@ async fn what_may_be_taken_later_is_tried_again() {
     }
 }
 
-/// The rounds of a gang until one succeeds, at most three, and what each reports, if the API server
-/// answers this many creations of pods with a code.
-async fn reports_of_refusals(code: u16, mut refusals: usize) -> Vec<Vec<String>> {
+/// The rounds of a gang until one succeeds, at most `most`, and what each reports, if the API server
+/// answers this many creations of pods with a code and a message.
+async fn reports_of_refusals(
+    (code, message): (u16, &'static str),
+    mut refusals: usize,
+    most: usize,
+) -> Vec<Vec<String>> {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
     let context = context(service, &Rounds::fresh().nodes, &[], &[]);
     let job = StoredJob::from(fixtures::job_in(Phase::Starting, 1));
@@ -224,7 +228,7 @@ async fn reports_of_refusals(code: u16, mut refusals: usize) -> Vec<Vec<String>>
                 (200, json!({"metadata": {}, "items": []}))
             } else if path.ends_with("/pods") && refusals > 0 {
                 refusals -= 1;
-                (code, failure(code, "Busy"))
+                (code, failure(code, message))
             } else if path.ends_with("/status") {
                 let (code, job, _) = write_status(&stored, &body);
                 if body["status"]["conditions"]
@@ -244,7 +248,7 @@ async fn reports_of_refusals(code: u16, mut refusals: usize) -> Vec<Vec<String>>
         }
     });
     let mut rounds = Vec::new();
-    while rounds.len() < 3 {
+    while rounds.len() < most {
         let result = reconcile(Arc::clone(&job), Arc::clone(&context)).await;
         // Events are published in the background.
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -262,16 +266,28 @@ async fn reports_of_refusals(code: u16, mut refusals: usize) -> Vec<Vec<String>>
 #[tokio::test(start_paused = true)]
 async fn that_a_server_is_busy_is_reported_once_it_is_busy_for_long() {
     let nothing = Vec::<String>::new();
-    for code in [429, 503, 504] {
+    let reported = Vec::from(["condition", "event"].map(str::to_owned));
+    for answer in [429, 503, 504].map(|code| (code, "Busy")) {
         assert_eq!(
-            reports_of_refusals(code, 2).await,
+            reports_of_refusals(answer, 2, 3).await,
             std::slice::from_ref(&nothing),
-            "{code}"
+            "{answer:?}"
         );
-        let reported = ["condition", "event"].map(str::to_owned);
-        let expected = [nothing.clone(), nothing.clone(), reported.into()];
-        assert_eq!(reports_of_refusals(code, usize::MAX).await, expected, "{code}");
+        let expected = [nothing.clone(), nothing.clone(), reported.clone()];
+        assert_eq!(
+            reports_of_refusals(answer, usize::MAX, 3).await,
+            expected,
+            "{answer:?}"
+        );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_a_new_kind_is_not_known_yet_is_reported_after_a_minute() {
+    let answer = (403, "cannot find RESTMapping: no matches for kind");
+    let reports = reports_of_refusals(answer, usize::MAX, 61).await;
+    let first = reports.iter().position(|report| !report.is_empty());
+    assert_eq!(first, Some(60), "{reports:?}");
 }
 
 #[tokio::test(start_paused = true)]
