@@ -13,6 +13,7 @@
 //! Plain values, serde and schemas only, without a Kubernetes client or libtorch.
 #![forbid(unsafe_code)]
 
+pub mod architecture;
 pub mod environment;
 pub mod exit;
 mod file_names;

@@ -4,11 +4,12 @@
 //! by PyTorch's autograd in the trainer's `model/block.rs`. Its tests compare both with actual
 //! allocations.
 
+use contract::architecture::EmbeddingSpec;
 use contract::{
     ActivationCheckpointing, Device, OffloadTo, OptimizerName, Parallelism, Precision, RunConfig,
 };
 
-use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
+use crate::shape::{FULL, HALF, Shape, Units, ranks};
 
 /// Bytes on the rank with the most, at the step's peak. Before the first step it is less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -140,7 +141,7 @@ fn activations(config: &RunConfig) -> (f64, f64) {
     let of_block = |checkpointing| shape.tokens * shape.of_block(checkpointing, has_layer_scale);
     let images = f64::from(config.training.micro_batch_size);
     // The images, and their patches in the layers' format.
-    let embedding = images * patches(model) * values_of_patch(model) * (FULL + shape.value);
+    let embedding = images * EmbeddingSpec::of(model).pixels() * (FULL + shape.value);
     let again = match checkpointing {
         ActivationCheckpointing::Block => of_block(ActivationCheckpointing::None) - of_block(checkpointing),
         _ => 0.0,

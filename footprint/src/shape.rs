@@ -1,6 +1,7 @@
 //! Parameters and activations of a model on a rank.
 
-use contract::{ActivationCheckpointing, ModelConfig, Pooling, Precision, RunConfig};
+use contract::architecture::{BlockSpec, EmbeddingSpec, HeadSpec, ParameterSpec};
+use contract::{ActivationCheckpointing, ModelConfig, Precision, RunConfig};
 
 pub(crate) const FULL: f64 = 4.0;
 pub(crate) const HALF: f64 = 2.0;
@@ -16,18 +17,13 @@ pub(crate) struct Units {
 
 impl Units {
     pub(crate) fn of(model: &ModelConfig, tensor: u32) -> Self {
-        let [width, mlp, classes, tensor] =
-            [model.hidden_size, model.mlp_size, model.num_classes, tensor].map(f64::from);
-        let layer_scales = if model.layer_scale.is_some() {
-            2.0 * width
-        } else {
-            0.0
+        let count = |parameters: &mut dyn Iterator<Item = &ParameterSpec>| {
+            parameters.map(|parameter| parameter.values(tensor)).sum()
         };
-        let divided = 4.0 * width * width + 3.0 * width + 2.0 * width * mlp + mlp;
         Self {
-            embedding: width * (values_of_patch(model) + 1.0 + embedded_tokens(model)),
-            block: divided / tensor + 6.0 * width + layer_scales,
-            head: 2.0 * width + width * classes + classes,
+            embedding: count(&mut EmbeddingSpec::of(model).parameters()),
+            block: count(&mut BlockSpec::of(model, 0).parameters()),
+            head: count(&mut HeadSpec::of(model).parameters()),
             blocks: f64::from(model.depth),
         }
     }
@@ -39,26 +35,6 @@ impl Units {
     pub(crate) fn largest(self) -> f64 {
         self.embedding.max(self.block).max(self.head)
     }
-}
-
-pub(crate) fn values_of_patch(model: &ModelConfig) -> f64 {
-    f64::from(model.channels) * f64::from(model.patch_size).powi(2)
-}
-
-pub(crate) fn patches(model: &ModelConfig) -> f64 {
-    f64::from(model.image_size / model.patch_size).powi(2)
-}
-
-/// Tokens of an image.
-fn tokens(model: &ModelConfig) -> f64 {
-    patches(model) + f64::from(u8::from(model.pooling == Pooling::Token)) + f64::from(model.register_tokens)
-}
-
-/// Learned tokens, and positions of the position embedding.
-fn embedded_tokens(model: &ModelConfig) -> f64 {
-    let class = f64::from(u8::from(model.pooling == Pooling::Token));
-    let covered = if model.register_tokens > 0 { 0.0 } else { class };
-    class + f64::from(model.register_tokens) + patches(model) + covered
 }
 
 /// Sizes of a rank's computation.
@@ -79,7 +55,7 @@ impl Shape {
         let (model, parallelism) = (&config.model, &config.parallelism);
         let [width, mlp, tensor] = [model.hidden_size, model.mlp_size, parallelism.tensor].map(f64::from);
         let is_full = config.training.precision == Precision::Fp32;
-        let share = (tokens(model) / f64::from(parallelism.sequence)).ceil();
+        let share = (EmbeddingSpec::of(model).tokens() as f64 / f64::from(parallelism.sequence)).ceil();
         Self {
             tokens: f64::from(config.training.micro_batch_size) * share,
             value: if is_full { FULL } else { HALF },

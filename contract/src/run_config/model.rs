@@ -122,36 +122,6 @@ impl ModelConfig {
         }
         (!differences.is_empty()).then(|| differences.join(", "))
     }
-
-    /// Floating-point operations for one image in the forward and backward passes: six times the multiplications of
-    /// the forward pass's matrix products, attention included. Recomputation does not count, nor does
-    /// skipped work: with class-token pooling the last block computes only that token's output.
-    pub fn flops_per_image(&self) -> f64 {
-        let [image, patch, width, depth, mlp, classes, channels] = [
-            self.image_size,
-            self.patch_size,
-            self.hidden_size,
-            self.depth,
-            self.mlp_size,
-            self.num_classes,
-            self.channels,
-        ]
-        .map(f64::from);
-        let patches = (image / patch).powi(2);
-        let tokens =
-            patches + f64::from(u8::from(self.pooling == Pooling::Token)) + f64::from(self.register_tokens);
-        let embedding = patches * channels * patch * patch * width;
-        let linear = tokens * (4.0 * width * width + 2.0 * width * mlp);
-        let attention = 2.0 * tokens * tokens * width;
-        let left_out = match self.pooling {
-            Pooling::Token => {
-                let others = tokens - 1.0;
-                others * (width * width + 2.0 * width * mlp) + 2.0 * others * tokens * width
-            }
-            Pooling::Average => 0.0,
-        };
-        6.0 * (embedding + depth * (linear + attention) - left_out + width * classes)
-    }
 }
 
 #[cfg(test)]

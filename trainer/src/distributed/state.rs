@@ -8,6 +8,7 @@ use torch_ext::{HostCopies, Member};
 
 use super::World;
 use crate::error::TrainError;
+use crate::model::SplitTensor as _;
 use crate::parallel::{Division, StateTensor};
 
 impl World {

@@ -1,15 +1,15 @@
 //! A pre-norm transformer block: attention, then an MLP, each added to the residual stream.
 
-use contract::{ActivationCheckpointing, ModelConfig};
+use contract::ActivationCheckpointing;
+use contract::architecture::BlockSpec;
 use tch::Tensor;
 use torch_ext::Collectives;
 use torch_ext::recompute::recompute;
 
 use super::drop_path::KeptImages;
-use super::layers::{Builder, LayerNorm, Linear};
-use super::parameters::Initial;
+use super::layers::{LayerNorm, Linear};
+use super::parameters::Parameters;
 use super::sequence::Sequence;
-use super::split::Split;
 use crate::error::TrainError;
 
 #[derive(Debug)]
@@ -65,24 +65,17 @@ struct BlockRun<'a> {
 
 impl Block {
     /// Registers parameters in timm's order: `norm1, attn, ls1, norm2, mlp, ls2`.
-    pub(super) fn new(builder: &mut Builder, index: usize, config: &ModelConfig) -> Self {
-        let (hidden, mlp) = (i64::from(config.hidden_size), i64::from(config.mlp_size));
-        let name = |part: &str| format!("blocks.{index}.{part}");
-        let scale = |builder: &mut Builder, part: &str| {
-            config
-                .layer_scale
-                .map(|value| builder.whole(&name(part), &[hidden], Initial::Constant(value)))
-        };
+    pub(super) fn new(parameters: &mut Parameters, spec: &BlockSpec, head_width: i64) -> Self {
         Self {
-            norm1: builder.layer_norm(&name("norm1"), hidden),
-            qkv: builder.linear(&name("attn.qkv"), hidden, 3 * hidden, Split::Rows { blocks: 3 }),
-            projection: builder.linear(&name("attn.proj"), hidden, hidden, Split::Columns),
-            scale1: scale(builder, "ls1.gamma"),
-            norm2: builder.layer_norm(&name("norm2"), hidden),
-            fc1: builder.linear(&name("mlp.fc1"), hidden, mlp, Split::Rows { blocks: 1 }),
-            fc2: builder.linear(&name("mlp.fc2"), mlp, hidden, Split::Columns),
-            scale2: scale(builder, "ls2.gamma"),
-            head_width: hidden / i64::from(config.heads),
+            norm1: LayerNorm::new(parameters, &spec.norm1),
+            qkv: Linear::new(parameters, &spec.qkv),
+            projection: Linear::new(parameters, &spec.projection),
+            scale1: spec.scale1.as_ref().map(|scale| parameters.add(scale)),
+            norm2: LayerNorm::new(parameters, &spec.norm2),
+            fc1: Linear::new(parameters, &spec.fc1),
+            fc2: Linear::new(parameters, &spec.fc2),
+            scale2: spec.scale2.as_ref().map(|scale| parameters.add(scale)),
+            head_width,
         }
     }
 

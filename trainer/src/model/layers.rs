@@ -1,9 +1,9 @@
 //! The layers of a block.
 
-use tch::Tensor;
+use contract::architecture::{LinearSpec, NormSpec};
+use tch::{Kind, Tensor};
 
-use super::parameters::{Initial, Parameters};
-use super::split::Split;
+use super::parameters::Parameters;
 use crate::error::TrainError;
 use torch_ext::Collectives;
 use torch_ext::recompute::{gelu_linear, norm_linear};
@@ -24,8 +24,25 @@ pub(super) struct LayerNorm {
 }
 
 impl Linear {
+    /// Registers its parameters.
+    pub(super) fn new(parameters: &mut Parameters, spec: &LinearSpec) -> Self {
+        Self {
+            weight: parameters.add(&spec.weight),
+            bias: parameters.add(&spec.bias),
+        }
+    }
+
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         Ok(x.f_linear(&self.weight, Some(&self.bias))?)
+    }
+
+    /// The output for patches, of a weight that is shaped like the equivalent convolution's.
+    pub(super) fn forward_patches(&self, patches: &Tensor) -> Result<Tensor, TrainError> {
+        Ok(patches.f_linear(&self.weight.f_flatten(1, -1)?, Some(&self.bias))?)
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.weight.kind()
     }
 
     /// The output for `x`, whose last dimension is divided among `ranks`.
@@ -56,6 +73,14 @@ impl Linear {
 }
 
 impl LayerNorm {
+    /// Registers its parameters.
+    pub(super) fn new(parameters: &mut Parameters, spec: &NormSpec) -> Self {
+        Self {
+            weight: parameters.add(&spec.weight),
+            bias: parameters.add(&spec.bias),
+        }
+    }
+
     pub(super) fn tensors(&self) -> [&Tensor; 2] {
         [&self.weight, &self.bias]
     }
@@ -69,39 +94,5 @@ impl LayerNorm {
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         let shape = self.weight.size();
         Ok(x.f_layer_norm(shape, Some(&self.weight), Some(&self.bias), NORM_EPSILON, true)?)
-    }
-}
-
-/// Creates layers and registers their parameters.
-pub(super) struct Builder(pub(super) Parameters);
-
-impl Builder {
-    pub(super) fn linear(&mut self, name: &str, input: i64, output: i64, split: Split) -> Linear {
-        // If ranks divide the inputs of a layer, every rank sums all outputs.
-        let split_of_bias = match split {
-            Split::Columns => Split::Whole,
-            other => other,
-        };
-        let mut add = |part: &str, shape: &[i64], initial, split| {
-            self.0.add(format!("{name}.{part}"), shape, initial, split)
-        };
-        Linear {
-            weight: add("weight", &[output, input], Initial::TruncatedNormal, split),
-            bias: add("bias", &[output], Initial::Constant(0.0), split_of_bias),
-        }
-    }
-
-    pub(super) fn layer_norm(&mut self, name: &str, size: i64) -> LayerNorm {
-        let mut constant =
-            |part: &str, value| self.whole(&format!("{name}.{part}"), &[size], Initial::Constant(value));
-        LayerNorm {
-            weight: constant("weight", 1.0),
-            bias: constant("bias", 0.0),
-        }
-    }
-
-    /// A parameter that ranks never divide.
-    pub(super) fn whole(&mut self, name: &str, shape: &[i64], initial: Initial) -> Tensor {
-        self.0.add(name.into(), shape, initial, Split::Whole)
     }
 }

@@ -18,6 +18,6 @@ mod goldens;
 
 pub(crate) use drop_path::DropSeed;
 pub(crate) use parameters::{Parameter, Parameters, seed_values};
-pub(crate) use split::Split;
+pub(crate) use split::SplitTensor;
 pub(crate) use vit::{Mode, VisionTransformer};
 pub(crate) use weights::{Fit, Naming, Weights};

@@ -1,58 +1,43 @@
 //! The trained tensors of a model, under timm's names.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
+use contract::architecture::{Initial, ParameterSpec, Split};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_ext::Member;
 
-use super::split::Split;
+use super::split::SplitTensor as _;
 
 #[derive(Debug)]
 pub(crate) struct Parameter {
     /// The part of the model that uses it: 0 is the embedding, then the blocks, then the rest.
     pub(crate) unit: usize,
-    /// timm's name, for example `blocks.0.attn.qkv.weight`.
-    pub(crate) name: String,
+    pub(crate) spec: ParameterSpec,
     /// The values, once drawn, shared with the layer; this rank's part if ranks divide heads.
     pub(crate) tensor: Tensor,
-    /// Where the values come from.
-    initial: Initial,
-    /// Shape over all ranks.
-    pub(crate) shape: Vec<i64>,
-    /// How ranks that divide the model's heads divide it.
-    pub(crate) split: Split,
-    /// Number of those ranks.
+    /// Number of ranks that divide the model's heads.
     pub(crate) split_ranks: u32,
-    /// Whether weight decay applies. As in timm, not to vectors, the class token, registers and the
-    /// position embedding (`no_weight_decay` of timm's `VisionTransformer`).
-    pub(crate) decays: bool,
 }
 
-/// The distribution of a parameter's initial values.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Initial {
-    Constant(f64),
-    /// A normal distribution of deviation 0.02, cut off at ±2 like timm's `trunc_normal_(std=.02)`.
-    /// At 100 deviations, clamping gives the same distribution as resampling.
-    TruncatedNormal,
-    /// PyTorch's uniform distribution for weights and biases of a convolution with this fan-in.
-    UniformFanIn(i64),
-    /// Almost zero, as in timm for learned tokens.
-    Token,
+impl Deref for Parameter {
+    type Target = ParameterSpec;
+
+    fn deref(&self) -> &ParameterSpec {
+        &self.spec
+    }
 }
 
-impl Initial {
-    fn draw(self, shape: &[i64], device: Device) -> Tensor {
-        let options = (Kind::Float, device);
-        match self {
-            Self::Constant(value) => Tensor::full(shape, value, options),
-            Self::TruncatedNormal => (Tensor::randn(shape, options) * 0.02).clamp(-2.0, 2.0),
-            Self::UniformFanIn(fan_in) => {
-                let bound = 1.0 / (fan_in as f64).sqrt();
-                (Tensor::rand(shape, options) * 2.0 - 1.0) * bound
-            }
-            Self::Token => Tensor::randn(shape, options) * 1e-6,
+fn draw(spec: &ParameterSpec, device: Device) -> Tensor {
+    let (shape, options) = (spec.shape.as_slice(), (Kind::Float, device));
+    match spec.initial {
+        Initial::Constant(value) => Tensor::full(shape, value, options),
+        // At 100 deviations, clamping gives the same distribution as resampling.
+        Initial::TruncatedNormal => (Tensor::randn(shape, options) * 0.02).clamp(-2.0, 2.0),
+        Initial::UniformFanIn(fan_in) => {
+            let bound = 1.0 / (fan_in as f64).sqrt();
+            (Tensor::rand(shape, options) * 2.0 - 1.0) * bound
         }
+        Initial::Token => Tensor::randn(shape, options) * 1e-6,
     }
 }
 
@@ -88,21 +73,16 @@ impl Parameters {
     }
 
     /// Registers a trained tensor and returns the layer's handle.
-    pub(super) fn add(&mut self, name: String, shape: &[i64], initial: Initial, split: Split) -> Tensor {
+    pub(super) fn add(&mut self, spec: &ParameterSpec) -> Tensor {
         // One value stands for all.
-        let nothing = Tensor::zeros([], (Kind::Float, self.device)).expand(shape, false);
+        let nothing = Tensor::zeros([], (Kind::Float, self.device)).expand(&spec.shape, false);
         let tensor = nothing.set_requires_grad(true);
-        let decays = shape.len() > 1 && !["cls_token", "reg_token", "pos_embed"].contains(&name.as_str());
         let handle = tensor.shallow_clone();
         self.list.push(Parameter {
             unit: self.unit,
-            name,
-            shape: shape.to_vec(),
-            initial,
-            split,
+            spec: spec.clone(),
             split_ranks: 1,
             tensor,
-            decays,
         });
         handle
     }
@@ -120,7 +100,7 @@ impl Parameters {
     /// Draws the values of a unit, whole and in 32 bits.
     pub(crate) fn draw(&self, unit: usize) {
         for parameter in &self.list[self.places_of(unit)] {
-            let values = parameter.initial.draw(&parameter.shape, self.device);
+            let values = draw(&parameter.spec, self.device);
             // The layers' handles are to the same tensor; its values are replaced.
             parameter.tensor.shallow_clone().set_data(&values);
         }

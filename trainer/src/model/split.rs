@@ -1,59 +1,43 @@
 //! Division of parameters in tensor parallelism (Megatron-LM, arXiv 1909.08053).
 
+use contract::architecture::Split;
 use tch::{TchError, Tensor};
 use torch_ext::Member;
 
 /// The values of a parameter on a rank.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) enum Split {
-    /// All, on every rank.
-    #[default]
-    Whole,
-    /// Rows, which make outputs, or elements of a bias: a share of each of `blocks` blocks.
-    Rows { blocks: i64 },
-    /// Columns, which use inputs.
-    Columns,
+pub(crate) trait SplitTensor {
+    /// A rank's values of a `whole` parameter, copied unless they are all.
+    fn take(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError>;
+
+    /// Puts a rank's values, in their order, into a `whole` parameter.
+    fn put(self, whole: &Tensor, part: &Tensor, member: Member) -> Result<(), TchError>;
 }
 
-impl Split {
-    /// The shape of the part on one of `ranks` ranks of a parameter of this shape.
-    pub(crate) fn local_shape(self, shape: &[i64], ranks: u32) -> Vec<i64> {
-        let mut local = shape.to_vec();
-        let dimension = match self {
-            Self::Whole => return local,
-            Self::Rows { .. } => 0,
-            Self::Columns => 1,
-        };
-        local[dimension] /= i64::from(ranks);
-        local
-    }
-
-    /// A rank's values of a `whole` parameter, copied unless they are all.
-    pub(crate) fn take(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
+impl SplitTensor for Split {
+    fn take(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
         if self == Self::Whole {
             return Ok(whole.shallow_clone());
         }
         let local = self.local_shape(&whole.size(), member.size);
-        self.slot(whole, member)?.f_reshape(local)?.f_contiguous()
+        slot(self, whole, member)?.f_reshape(local)?.f_contiguous()
     }
 
-    /// Puts a rank's values, in their order, into a `whole` parameter.
-    pub(crate) fn put(self, whole: &Tensor, part: &Tensor, member: Member) -> Result<(), TchError> {
-        let mut slot = self.slot(whole, member)?;
+    fn put(self, whole: &Tensor, part: &Tensor, member: Member) -> Result<(), TchError> {
+        let mut slot = slot(self, whole, member)?;
         slot.f_copy_(&part.f_reshape(slot.size())?)
     }
+}
 
-    /// A rank's values as a view, by contiguous pieces.
-    fn slot(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
-        let apart = match self {
-            Self::Whole => return whole.f_flatten(0, -1),
-            Self::Rows { blocks } => blocks,
-            Self::Columns => whole.size()[0],
-        };
-        whole
-            .f_view([apart, i64::from(member.size), -1])?
-            .f_select(1, i64::from(member.rank))
-    }
+/// A rank's values as a view, by contiguous pieces.
+fn slot(split: Split, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
+    let apart = match split {
+        Split::Whole => return whole.f_flatten(0, -1),
+        Split::Rows { blocks } => blocks,
+        Split::Columns => whole.size()[0],
+    };
+    whole
+        .f_view([apart, i64::from(member.size), -1])?
+        .f_select(1, i64::from(member.rank))
 }
 
 #[cfg(test)]

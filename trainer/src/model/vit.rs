@@ -7,16 +7,16 @@
 
 use std::rc::Rc;
 
+use contract::architecture::{EmbeddingSpec, ParameterSpec, VitSpec};
 use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
 use torch_ext::{Collectives, Member, Sharded};
 
 use super::block::{Block, BlockRanks, OutputTokens};
 use super::drop_path::{self, DropSeed};
-use super::layers::{Builder, LayerNorm, Linear};
-use super::parameters::{Initial, Parameters, seed_values};
+use super::layers::{LayerNorm, Linear};
+use super::parameters::{Parameters, seed_values};
 use super::sequence::Sequence;
-use super::split::Split;
 use crate::error::TrainError;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -30,9 +30,9 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct VisionTransformer {
     config: ModelConfig,
+    embedding: EmbeddingSpec,
     parameters: Parameters,
-    patch_weight: Tensor,
-    patch_bias: Tensor,
+    patch: Linear,
     class_token: Option<Tensor>,
     registers: Option<Tensor>,
     position: Tensor,
@@ -62,41 +62,33 @@ impl VisionTransformer {
 
     /// A model whose parameters have no values yet.
     pub(crate) fn without_values(config: &ModelConfig, device: Device) -> Self {
-        let hidden = i64::from(config.hidden_size);
-        let (channels, patch) = (i64::from(config.channels), i64::from(config.patch_size));
-        let patches = i64::from(config.image_size / config.patch_size).pow(2);
-        let of_convolution = Initial::UniformFanIn(channels * patch * patch);
-        let mut builder = Builder(Parameters::new(device));
-        let class_token = (config.pooling == Pooling::Token)
-            .then(|| builder.whole("cls_token", &[1, 1, hidden], Initial::Token));
-        let count = i64::from(config.register_tokens);
-        let registers = (count > 0).then(|| builder.whole("reg_token", &[1, count, hidden], Initial::Token));
-        let tokens = patches + i64::from(class_token.is_some() && registers.is_none());
-        let position = builder.whole("pos_embed", &[1, tokens, hidden], Initial::TruncatedNormal);
-        // Shaped like the equivalent convolution, as in checkpoints.
-        let patch_weight = builder.whole(
-            "patch_embed.proj.weight",
-            &[hidden, channels, patch, patch],
-            of_convolution,
-        );
-        let patch_bias = builder.whole("patch_embed.proj.bias", &[hidden], of_convolution);
-        let blocks = (0..config.depth as usize)
-            .map(|index| {
-                builder.0.begin_unit();
-                Block::new(&mut builder, index, config)
-            })
-            .collect();
-        builder.0.begin_unit();
-        let norm = match config.pooling {
-            Pooling::Token => builder.layer_norm("norm", hidden),
-            Pooling::Average => builder.layer_norm("fc_norm", hidden),
-        };
-        let head = builder.linear("head", hidden, i64::from(config.num_classes), Split::Whole);
+        let spec = VitSpec::of(config);
+        let head_width = i64::from(config.hidden_size / config.heads);
+        let mut parameters = Parameters::new(device);
+        let mut add = |parameter: &Option<ParameterSpec>| parameter.as_ref().map(|spec| parameters.add(spec));
+        let EmbeddingSpec {
+            class_token,
+            registers,
+            position,
+            patch,
+            ..
+        } = &spec.embedding;
+        let [class_token, registers] = [class_token, registers].map(&mut add);
+        let position = parameters.add(position);
+        let patch = Linear::new(&mut parameters, patch);
+        let blocks = spec.blocks.iter().map(|block| {
+            parameters.begin_unit();
+            Block::new(&mut parameters, block, head_width)
+        });
+        let blocks = blocks.collect();
+        parameters.begin_unit();
+        let norm = LayerNorm::new(&mut parameters, &spec.head.norm);
+        let head = Linear::new(&mut parameters, &spec.head.classifier);
         Self {
             config: config.clone(),
-            parameters: builder.0,
-            patch_weight,
-            patch_bias,
+            embedding: spec.embedding,
+            parameters,
+            patch,
             class_token,
             registers,
             position,
@@ -118,24 +110,13 @@ impl VisionTransformer {
 
     /// Computes only this rank's tokens from now on. All ranks that divide them get the logits.
     pub(crate) fn divide_tokens(&mut self, ranks: Collectives, member: Member) {
-        self.sequence = Some(Sequence::new(ranks, member, self.tokens()));
+        self.sequence = Some(Sequence::new(ranks, member, self.embedding.tokens()));
     }
 
     /// Computes only this rank's heads and hidden values of the MLP from now on; the parameters
     /// must be split. All ranks that divide them get the logits.
     pub(crate) fn divide_heads(&mut self, ranks: Collectives) {
         self.tensor = Some(ranks);
-    }
-
-    /// Tokens before the patches: the class token and registers.
-    fn tokens_before_patches(&self) -> i64 {
-        i64::from(self.config.pooling == Pooling::Token) + i64::from(self.config.register_tokens)
-    }
-
-    /// Tokens of each image.
-    fn tokens(&self) -> i64 {
-        let side = i64::from(self.config.image_size / self.config.patch_size);
-        self.tokens_before_patches() + side * side
     }
 
     /// Runs `compute` with the weights of a unit.
@@ -170,9 +151,8 @@ impl VisionTransformer {
         &self.config
     }
 
-    /// Position embeddings before those of the patches.
-    pub(super) fn position_prefix(&self) -> i64 {
-        i64::from(self.class_token.is_some() && self.registers.is_none())
+    pub(super) fn embedding(&self) -> &EmbeddingSpec {
+        &self.embedding
     }
 
     /// Logits BK of normalized images BCHW of the configured size.
@@ -232,18 +212,18 @@ impl VisionTransformer {
         );
         let side = i64::from(self.config.image_size / self.config.patch_size);
         let patches_bnp = images_bchw
-            .f_to_kind(self.patch_weight.kind())?
+            .f_to_kind(self.patch.kind())?
             .f_reshape([batch, channels, side, patch, side, patch])?
             .f_permute([0, 2, 4, 1, 3, 5])?
             .f_reshape([batch, side * side, channels * patch * patch])?;
         let Some(sequence) = &self.sequence else {
             return self.tokens_of(&patches_bnp, &self.position);
         };
-        let (own, before) = (sequence.own(), self.tokens_before_patches());
+        let (own, before) = (sequence.own(), self.embedding.prefix());
         let [start, end] = [own.start, own.end].map(|token| (token - before).max(0));
         let patches_bnp = patches_bnp.f_narrow(1, start, end - start)?;
         // Every rank computes the class token and registers, so that each has a gradient for them.
-        let of_class = self.position.size()[1] - side * side;
+        let of_class = self.embedding.position_prefix();
         let position = Tensor::f_cat(
             &[
                 self.position.f_narrow(1, 0, of_class)?,
@@ -258,7 +238,7 @@ impl VisionTransformer {
     /// Class token, registers and these patches; `position` covers patches, maybe the class token.
     fn tokens_of(&self, patches_bnp: &Tensor, position: &Tensor) -> Result<Tensor, TrainError> {
         let batch = patches_bnp.size()[0];
-        let x_bnd = patches_bnp.f_linear(&self.patch_weight.f_flatten(1, -1)?, Some(&self.patch_bias))?;
+        let x_bnd = self.patch.forward_patches(patches_bnp)?;
         let expand = |token: &Tensor| token.f_expand([batch, -1, -1], false);
         Ok(match (&self.class_token, &self.registers) {
             (None, None) => x_bnd.f_add(position)?,
@@ -344,8 +324,8 @@ mod tests {
         let model = VisionTransformer::new(&small(Pooling::Average), 1, Device::Cpu);
         let images = Tensor::randn([2, 3, 8, 8], (Kind::Float, Device::Cpu));
         let convolved = images.conv2d(
-            &model.patch_weight,
-            Some(&model.patch_bias),
+            model.patch.tensors()[0],
+            Some(model.patch.tensors()[1]),
             [4, 4],
             [0, 0],
             [1, 1],

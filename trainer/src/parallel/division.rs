@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use contract::architecture::Split;
 use tch::Tensor;
 
-use crate::model::{Parameter, Split};
+use crate::model::Parameter;
 
 /// How a tensor of training state is sharded: by `split` among ranks that compute a model together,
 /// then in memory order among the ranks with the same part.

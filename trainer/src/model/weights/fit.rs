@@ -126,7 +126,7 @@ impl Fitter<'_> {
         }
         let adapted = match (self.fit, name) {
             (Fit::Adapted, PATCH_WEIGHT) => other_channels(tensor, &expected),
-            (Fit::Adapted, POSITION) => resized(tensor, &expected, self.model.position_prefix()),
+            (Fit::Adapted, POSITION) => resized(tensor, &expected, self.model.embedding().position_prefix()),
             _ => None,
         };
         let Some(adapted) = adapted else {
