@@ -137,8 +137,7 @@ fn communicators(config: &RunConfig) -> u32 {
 fn activations(config: &RunConfig) -> (f64, f64) {
     let (model, shape) = (&config.model, Shape::of(config));
     let checkpointing = config.training.activation_checkpointing;
-    let has_layer_scale = model.layer_scale.is_some();
-    let of_block = |checkpointing| shape.tokens * shape.of_block(checkpointing, has_layer_scale);
+    let of_block = |checkpointing| shape.tokens * shape.of_block(checkpointing, model);
     let images = f64::from(config.training.micro_batch_size);
     // The images, and their patches in the layers' format.
     let embedding = images * EmbeddingSpec::of(model).pixels() * (FULL + shape.value);
@@ -146,8 +145,12 @@ fn activations(config: &RunConfig) -> (f64, f64) {
         ActivationCheckpointing::Block => of_block(ActivationCheckpointing::None) - of_block(checkpointing),
         _ => 0.0,
     };
-    let kept = embedding + f64::from(model.depth) * of_block(checkpointing);
-    (kept, again + shape.tokens * shape.in_flight())
+    let blocks = f64::from(model.depth) * of_block(checkpointing);
+    let [before, after] =
+        [shape.before_blocks(model), shape.after_blocks(model)].map(|bytes| shape.tokens * bytes);
+    let again = (again - after).max(0.0);
+    let in_flight = shape.tokens * shape.in_flight(model.architecture.mlp);
+    (embedding + before + blocks + after, again + in_flight)
 }
 
 impl Footprint {

@@ -1,7 +1,7 @@
 //! Parameters and activations of a model on a rank.
 
-use contract::architecture::{BlockSpec, EmbeddingSpec, HeadSpec, ParameterSpec};
-use contract::{ActivationCheckpointing, ModelConfig, Precision, RunConfig};
+use contract::architecture::{BlockSpec, EmbeddingSpec, HeadSpec, Mlp, ParameterSpec, Position};
+use contract::{ActivationCheckpointing, ModelConfig, Pooling, Precision, RunConfig};
 
 pub(crate) const FULL: f64 = 4.0;
 pub(crate) const HALF: f64 = 2.0;
@@ -71,28 +71,87 @@ impl Shape {
     }
 
     /// Bytes that a block keeps per token.
-    pub(crate) fn of_block(&self, checkpointing: ActivationCheckpointing, has_layer_scale: bool) -> f64 {
+    pub(crate) fn of_block(&self, checkpointing: ActivationCheckpointing, model: &ModelConfig) -> f64 {
         let input = self.residual * self.width;
-        let scaled = if has_layer_scale {
+        let scaled = if model.layer_scale.is_some() {
             2.0 * self.value * self.width
         } else {
             0.0
         };
+        // Queries and keys before and after they are rotated.
+        let rotated = match model.architecture.position {
+            Position::Rotary => 2.0,
+            Position::Learned | Position::LearnedOfPatches => 0.0,
+        };
+        let mlp = &Kept::of(model.architecture.mlp);
         // Queries, keys, values and attention's output; the stream between the branches; the MLP's
         // hidden values.
-        let kept = 2.0 * input + self.value * (4.0 * self.attention + self.hidden) + scaled;
+        let kept = 2.0 * input
+            + self.value * ((4.0 + rotated) * self.attention + mlp.selective * self.hidden)
+            + scaled;
         match checkpointing {
             ActivationCheckpointing::Block => input,
             ActivationCheckpointing::Selective => kept,
             // Normed values of both branches, and hidden values after their activation.
-            ActivationCheckpointing::None => kept + self.value * (2.0 * self.width + self.hidden),
+            ActivationCheckpointing::None => {
+                kept + self.value * (2.0 * self.width + (mlp.all - mlp.selective) * self.hidden)
+            }
+        }
+    }
+
+    /// Bytes per token that are kept before the blocks.
+    pub(crate) fn before_blocks(&self, model: &ModelConfig) -> f64 {
+        if model.architecture.input_norm {
+            self.residual * self.width
+        } else {
+            0.0
+        }
+    }
+
+    /// Bytes per token that are kept after the blocks, until their backward pass begins.
+    pub(crate) fn after_blocks(&self, model: &ModelConfig) -> f64 {
+        let normed = self.residual * self.width;
+        match model.pooling {
+            // Normed values, and the keys and values.
+            Pooling::Attention => normed + 3.0 * self.value * self.width,
+            Pooling::Average if model.architecture.norm_before_pooling => normed,
+            Pooling::Average | Pooling::Token => 0.0,
         }
     }
 
     /// Bytes per token of simultaneous gradients of activations: of hidden values, whose
     /// activations are freed one after the other, and of the stream.
-    pub(crate) fn in_flight(&self) -> f64 {
-        self.value * self.hidden + 2.0 * self.residual * self.width
+    pub(crate) fn in_flight(&self, mlp: Mlp) -> f64 {
+        self.value * Kept::of(mlp).in_flight * self.hidden + 2.0 * self.residual * self.width
+    }
+}
+
+/// Tensors of an MLP's hidden values.
+struct Kept {
+    /// Kept for the backward pass.
+    all: f64,
+    /// Of these, if it recomputes what `ActivationCheckpointing::Selective` means.
+    selective: f64,
+    /// Gradients beside them.
+    in_flight: f64,
+}
+
+impl Kept {
+    fn of(mlp: Mlp) -> Self {
+        let (all, selective, in_flight) = match mlp {
+            // Before and after the activation, which is recomputed.
+            Mlp::Gelu => (2.0, 1.0, 1.0),
+            Mlp::GeluTanh => (2.0, 2.0, 1.0),
+            // Hidden values, their sigmoid, and the product.
+            Mlp::QuickGelu => (3.0, 3.0, 1.0),
+            // Both layers' outputs, the gates, and the product.
+            Mlp::SwiGlu => (4.0, 4.0, 2.0),
+        };
+        Self {
+            all,
+            selective,
+            in_flight,
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Writes the generated files, or checks that they are up to date.
 
+mod models;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
@@ -37,6 +39,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     let mut files = vec![
         ("docs/reference/vittrainingjob.md".into(), reference::jobs()),
         ("docs/reference/vitscalingstudy.md".into(), reference::studies()),
+        ("docs/reference/models.md".into(), models::page()?),
     ];
     for (name, resource) in [
         ("vittrainingjobs.yaml", ViTTrainingJob::crd()),

@@ -42,6 +42,12 @@ CASES = [
     ("timm's ViT-Ti/16 at 64 pixels", {"name": "vit_tiny_patch16_224", "imageSize": 64}, {}, [], "vit_tiny_patch16_224"),
     ("timm's DINOv2 with registers at 56 pixels", {"name": "vit_small_patch14_reg4_dinov2", "imageSize": 56}, {}, [],
      "vit_small_patch14_reg4_dinov2"),
+    ("timm's DINOv3 with a gated MLP", {"name": "vit_small_plus_patch16_dinov3_qkvb", "imageSize": 64, "depth": 2}, {}, [],
+     "vit_huge_plus_patch16_dinov3_qkvb"),
+    ("timm's SigLIP", {"name": "vit_base_patch16_siglip_224", "imageSize": 64, "depth": 2}, {}, [],
+     "VisionTransformer"),
+    ("timm's distilled DeiT", {"name": "deit_tiny_distilled_patch16_224", "imageSize": 64}, {}, [],
+     "deit_tiny_distilled_patch16_224"),
     ("torchvision's ViT-B/32", {"name": "vit_b_32"}, {}, ["--names", "torchvision"], "vit_b_32"),
 ]
 

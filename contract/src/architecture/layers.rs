@@ -96,7 +96,7 @@ pub struct LinearSpec {
     /// Shaped (outputs, inputs), or like the equivalent convolution's.
     pub weight: ParameterSpec,
     /// Added to outputs.
-    pub bias: ParameterSpec,
+    pub bias: Option<ParameterSpec>,
 }
 
 impl LinearSpec {
@@ -112,7 +112,15 @@ impl LinearSpec {
         let zero = Initial::Constant(0.0);
         Self {
             weight: part("weight", &[output, input], Initial::TruncatedNormal, split),
-            bias: part("bias", &[output], zero, split_of_bias),
+            bias: Some(part("bias", &[output], zero, split_of_bias)),
+        }
+    }
+
+    /// The same, with a bias or without.
+    pub(super) fn with_bias(self, has_bias: bool) -> Self {
+        Self {
+            bias: self.bias.filter(|_| has_bias),
+            ..self
         }
     }
 
@@ -124,13 +132,13 @@ impl LinearSpec {
         };
         Self {
             weight: part("weight", &[width, channels, patch, patch]),
-            bias: part("bias", &[width]),
+            bias: Some(part("bias", &[width])),
         }
     }
 
     /// In the order of checkpoints.
     pub fn parameters(&self) -> impl Iterator<Item = &ParameterSpec> {
-        [&self.weight, &self.bias].into_iter()
+        std::iter::once(&self.weight).chain(&self.bias)
     }
 
     /// Multiplications for one token.
@@ -146,14 +154,17 @@ pub struct NormSpec {
     pub weight: ParameterSpec,
     /// A summand per channel.
     pub bias: ParameterSpec,
+    /// Added to the variance.
+    pub epsilon: f64,
 }
 
 impl NormSpec {
-    pub(super) fn new(name: &str, width: i64) -> Self {
+    pub(super) fn new(name: &str, width: i64, epsilon: f64) -> Self {
         let part = |part: &str, value| ParameterSpec::scale(format!("{name}.{part}"), width, value);
         Self {
             weight: part("weight", 1.0),
             bias: part("bias", 0.0),
+            epsilon,
         }
     }
 

@@ -6,6 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
+use crate::architecture::{Architecture, Position};
+
+/// Channels of a head for each frequency: two rotated ones for each axis.
+const ROTARY_CHANNELS: u32 = 4;
 
 /// A Vision Transformer. Lengths in pixels and in channels of the residual stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +45,10 @@ pub struct ModelConfig {
     /// arXiv 1603.09382); increases linearly from 0 in the first block.
     #[serde(default)]
     pub drop_path: f64,
-    /// Safetensors file with initial weights under timm's or torchvision's names; `None` for random
+    /// What its family has in place of the plain Vision Transformer's parts.
+    #[serde(default, skip_serializing_if = "Architecture::is_plain")]
+    pub architecture: Architecture,
+    /// Safetensors file with initial weights under known names; `None` for random
     /// ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pretrained: Option<PathBuf>,
@@ -51,15 +58,17 @@ pub struct ModelConfig {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 // The schema describes an optional field by its type.
 #[schemars(
-    description = "pooling is the input of the classifier: the class token (token), or the mean over all patches \
-            (average);\nby default the preset's, else token."
+    description = "pooling is the input of the classifier: the class token (token), the mean over all patches \
+            (average), or\nattention of a learned query (attention, as in SigLIP); by default the preset's, else token."
 )]
 #[serde(rename_all = "camelCase")]
 pub enum Pooling {
     /// The class token.
     Token,
-    /// The mean over all patches, without a class token.
+    /// The mean over all patches.
     Average,
+    /// Attention of a learned query, then an MLP (SigLIP, arXiv 2303.15343).
+    Attention,
 }
 
 impl std::fmt::Display for Pooling {
@@ -67,6 +76,7 @@ impl std::fmt::Display for Pooling {
         formatter.write_str(match self {
             Self::Token => "token",
             Self::Average => "average",
+            Self::Attention => "attention",
         })
     }
 }
@@ -80,10 +90,25 @@ impl ModelConfig {
             self.image_size,
         );
         rules.divides("model.heads", self.heads, "model.hiddenSize", self.hidden_size);
+        let head_width = self.hidden_size.checked_div(self.heads).unwrap_or(0);
+        rules.require(
+            self.architecture.position != Position::Rotary || head_width.is_multiple_of(ROTARY_CHANNELS),
+            "model.heads",
+            self.heads,
+            format!(
+                "must make heads of a multiple of {ROTARY_CHANNELS} channels (model.hiddenSize / model.heads is {head_width}): rotary positions turn two channels for each axis"
+            ),
+        );
+        rules.require(
+            !self.architecture.distillation_token || self.pooling == Pooling::Token,
+            "model.pooling",
+            self.pooling,
+            "must be token with a distilled DeiT, whose classifiers read a token each",
+        );
     }
 
-    /// How the weights of `other` differ in number or shape, as text, field by field; `None` if
-    /// they are compatible.
+    /// How the weights of `other` differ in number or shape, or what it computes from them, as text, field by
+    /// field; `None` if they are compatible.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let numbers = |model: &Self| {
             [
@@ -120,6 +145,14 @@ impl ModelConfig {
             };
             differences.push(format!("layerScale is {} instead of {}", say(self), say(other)));
         }
+        let parts = self.architecture.parts().into_iter();
+        let parts = parts.zip(other.architecture.parts());
+        let parts = parts.filter(|(own, others)| own != others);
+        differences.extend(
+            parts.map(|((name, own), (_, others))| {
+                format!("architecture.{name} is {own} instead of {others}")
+            }),
+        );
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 }
@@ -128,6 +161,7 @@ impl ModelConfig {
 mod tests {
     use super::super::tests::config;
     use super::*;
+    use crate::architecture::Mlp;
 
     fn model() -> ModelConfig {
         config().model
@@ -152,6 +186,43 @@ mod tests {
             Some(
                 "depth is 2 instead of 3, pooling is average instead of token, layerScale is absent instead of present"
             )
+        );
+        let mut gated = model();
+        gated.architecture.mlp = Mlp::SwiGlu;
+        gated.architecture.norm_epsilon = 1e-5;
+        assert_eq!(
+            gated.difference(&model()).as_deref(),
+            Some(
+                "architecture.mlp is swiGlu instead of gelu, architecture.normEpsilon is 0.00001 instead of 1e-6"
+            )
+        );
+    }
+
+    #[test]
+    fn families_refuse_what_does_not_fit_them() {
+        let broken = |change: fn(&mut ModelConfig)| {
+            let (mut model, mut rules) = (model(), Rules::default());
+            change(&mut model);
+            model.check(&mut rules);
+            let errors = rules.0.iter().map(ToString::to_string);
+            errors.collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(broken(|model| model.architecture.position = Position::Rotary), "");
+        let found = broken(|model| {
+            model.architecture.position = Position::Rotary;
+            (model.hidden_size, model.heads) = (24, 4);
+        });
+        assert!(
+            found.starts_with("model.heads is 4: must make heads of a multiple of 4 channels (model.hiddenSize / model.heads is 6)"),
+            "{found}"
+        );
+        let found = broken(|model| {
+            model.architecture.distillation_token = true;
+            model.pooling = Pooling::Average;
+        });
+        assert!(
+            found.starts_with("model.pooling is average: must be token with a distilled DeiT"),
+            "{found}"
         );
     }
 

@@ -15,8 +15,8 @@ use super::{Pooling, Volume, multiple};
 )]
 pub struct Model {
     /// name is a preset by timm's or torchvision's name, such as vit_tiny_patch16_224,
-    /// vit_base_patch16_384, vit_huge_patch14_224, vit_medium_patch16_reg4_gap_256,
-    /// vit_small_patch14_dinov2 or vit_b_16. Given sizes replace the preset's.
+    /// vit_base_patch16_384, deit3_base_patch16_224, vit_base_patch16_siglip_224,
+    /// vit_small_patch16_dinov3 or vit_b_16. Given sizes replace the preset's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub name: Option<String>,
@@ -76,8 +76,8 @@ pub struct Model {
     pub pretrained: Option<Pretrained>,
 }
 
-/// pretrained is a file of weights to start from instead of random ones: safetensors with timm's or
-/// torchvision's names. As in timm, the head stays random if the number of classes differs, the
+/// pretrained is a file of weights to start from instead of random ones: safetensors with the names of
+/// timm, torchvision, Hugging Face, open_clip or Meta. As in timm, the head stays random if the number of classes differs, the
 /// position embedding is resized to imageSize, and the patch embedding adapted to channels.
 // The schema describes an optional field by its type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -484,7 +484,7 @@ training.optimizer = {betas: [0.9, 1.5]}
 workers.supplementalGroups = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
   workers.supplementalGroups is a list of 17: must have at most 16
 model.name = vit_mega
-  model.name is vit_mega: must be vit_SIZE_patchP_PIXELS (SIZE tiny,
+  model.name is vit_mega: must be timm's or torchvision's name of a supported model, such as vit_medium_patch16_gap_384; or leave it out
 model = {depth: 2, heads: 3, imageSize: 32, numClasses: 10}
   model.patchSize is missing: must be given, unless model.name is a preset
   model.hiddenSize is missing: must be given, unless model.name is a preset

@@ -15,9 +15,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
     let name = model.name.as_deref();
     let preset = name.and_then(|name| ModelConfig::preset(name, num_classes, channels));
     if let (Some(name), None) = (name, &preset) {
-        let names = preset::KNOWN_NAMES;
-        let expected = format!("must be {names}; or leave it out and give the sizes");
-        refuse(errors, "model.name", name, expected);
+        refuse(errors, "model.name", name, preset::expected_instead_of(name));
     }
     let mut size = |field: &'static str, given: Option<i32>, of_preset: fn(&ModelConfig) -> u32| {
         let size = given.map(count).or_else(|| preset.as_ref().map(of_preset));
@@ -55,6 +53,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
         // As in timm, zero is none.
         layer_scale: layer_scale.filter(|value| *value != 0.0),
         drop_path: model.drop_path,
+        architecture: preset.map(|preset| preset.architecture).unwrap_or_default(),
         pretrained: model.pretrained.as_ref().map(|file| pretrained(file, errors)),
     }
 }

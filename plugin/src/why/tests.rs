@@ -79,7 +79,7 @@ fn a_manifest_that_cannot_be_run() {
     let status = saying(
         "Failed",
         "Failed True InvalidSpec",
-        "spec.model.name is vit_mega: must be vit_SIZE_patchP_PIXELS",
+        "spec.model.name is vit_mega: must be timm's or torchvision's name of a supported model",
     );
     insta::assert_snapshot!(shown(&job(status)));
 }

@@ -8,7 +8,9 @@ use torch_ext::recompute::recompute;
 
 use super::drop_path::KeptImages;
 use super::layers::{LayerNorm, Linear};
+use super::mlp::Mlp;
 use super::parameters::Parameters;
+use super::rotary::Rotary;
 use super::sequence::Sequence;
 use crate::error::TrainError;
 
@@ -16,23 +18,25 @@ use crate::error::TrainError;
 pub(super) struct Block {
     norm1: LayerNorm,
     qkv: Linear,
+    /// Biases of queries and values, if keys have none.
+    query_value_biases: Option<[Tensor; 2]>,
     projection: Linear,
     /// Layer scale of the attention branch.
     scale1: Option<Tensor>,
     norm2: LayerNorm,
-    fc1: Linear,
-    fc2: Linear,
+    mlp: Mlp,
     /// Layer scale of the MLP branch.
     scale2: Option<Tensor>,
     head_width: i64,
+    rotary: Option<Rotary>,
 }
 
 /// The output tokens of a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum OutputTokens {
     All,
-    /// Only the class token, for the classifier after the last block.
-    First,
+    /// Only so many first ones, for the classifiers after the last block.
+    First(i64),
 }
 
 impl OutputTokens {
@@ -40,7 +44,7 @@ impl OutputTokens {
     fn select(self, x: &Tensor, dim: i64) -> Result<Tensor, TrainError> {
         Ok(match self {
             Self::All => x.shallow_clone(),
-            Self::First => x.f_narrow(dim, 0, 1)?,
+            Self::First(count) => x.f_narrow(dim, 0, count)?,
         })
     }
 }
@@ -65,17 +69,26 @@ struct BlockRun<'a> {
 
 impl Block {
     /// Registers parameters in timm's order: `norm1, attn, ls1, norm2, mlp, ls2`.
-    pub(super) fn new(parameters: &mut Parameters, spec: &BlockSpec, head_width: i64) -> Self {
+    pub(super) fn new(
+        parameters: &mut Parameters,
+        spec: &BlockSpec,
+        head_width: i64,
+        rotary: Option<Rotary>,
+    ) -> Self {
         Self {
             norm1: LayerNorm::new(parameters, &spec.norm1),
             qkv: Linear::new(parameters, &spec.qkv),
+            query_value_biases: spec
+                .query_value_biases
+                .as_ref()
+                .map(|biases| biases.each_ref().map(|bias| parameters.add(bias))),
             projection: Linear::new(parameters, &spec.projection),
             scale1: spec.scale1.as_ref().map(|scale| parameters.add(scale)),
             norm2: LayerNorm::new(parameters, &spec.norm2),
-            fc1: Linear::new(parameters, &spec.fc1),
-            fc2: Linear::new(parameters, &spec.fc2),
+            mlp: Mlp::new(parameters, &spec.mlp),
             scale2: spec.scale2.as_ref().map(|scale| parameters.add(scale)),
             head_width,
+            rotary,
         }
     }
 
@@ -125,21 +138,25 @@ impl Block {
             scaled(self.attention(x_bnd, how)?, self.scale1.as_ref())
         })?;
         mlp.add(&x_bnd, &x_bnd, |x_bnd| {
-            scaled(self.mlp(x_bnd, how)?, self.scale2.as_ref())
+            let mlp = self
+                .mlp
+                .forward(&self.norm2, x_bnd, how.selective, how.ranks.tensor)?;
+            scaled(mlp, self.scale2.as_ref())
         })
     }
 
     fn tensors(&self) -> Vec<&Tensor> {
-        let layers = [
-            self.norm1.tensors(),
-            self.qkv.tensors(),
-            self.projection.tensors(),
-            self.norm2.tensors(),
-            self.fc1.tensors(),
-            self.fc2.tensors(),
-        ];
+        let biases = self.query_value_biases.iter().flatten();
+        let attention = self.qkv.tensors().chain(biases).chain(self.projection.tensors());
+        let norms = [&self.norm1, &self.norm2]
+            .into_iter()
+            .flat_map(LayerNorm::tensors);
         let scales = [&self.scale1, &self.scale2].into_iter().flatten();
-        layers.into_iter().flatten().chain(scales).collect()
+        attention
+            .chain(self.mlp.tensors())
+            .chain(norms)
+            .chain(scales)
+            .collect()
     }
 
     /// The same parameters under other handles.
@@ -147,18 +164,26 @@ impl Block {
         Self {
             norm1: self.norm1.shallow_clone(),
             qkv: self.qkv.shallow_clone(),
+            query_value_biases: self
+                .query_value_biases
+                .as_ref()
+                .map(|biases| biases.each_ref().map(Tensor::shallow_clone)),
             projection: self.projection.shallow_clone(),
             scale1: self.scale1.as_ref().map(Tensor::shallow_clone),
             norm2: self.norm2.shallow_clone(),
-            fc1: self.fc1.shallow_clone(),
-            fc2: self.fc2.shallow_clone(),
+            mlp: self.mlp.shallow_clone(),
             scale2: self.scale2.as_ref().map(Tensor::shallow_clone),
-            ..*self
+            head_width: self.head_width,
+            rotary: self.rotary.as_ref().map(Rotary::shallow_clone),
         }
     }
 
     fn attention(&self, x_bnd: &Tensor, how: BlockRun<'_>) -> Result<Tensor, TrainError> {
-        let qkv_bnk = normed_linear(&self.norm1, &self.qkv, x_bnd, how)?;
+        let mut qkv_bnk = normed_linear(&self.norm1, &self.qkv, x_bnd, how)?;
+        if let Some([queries, values]) = &self.query_value_biases {
+            let bias = Tensor::f_cat(&[queries, &queries.f_zeros_like()?, values], 0)?;
+            qkv_bnk = qkv_bnk.f_add(&bias.f_to_kind(qkv_bnk.kind())?)?;
+        }
         let (batch, tokens, width) = qkv_bnk.size3()?;
         let heads = width / (3 * self.head_width);
         let mut qkv_bn3hd = qkv_bnk.f_view([batch, tokens, 3, heads, self.head_width])?;
@@ -168,9 +193,14 @@ impl Block {
         // Unbound in place: the gradients of all three are then joined in one pass, in the layout
         // that the projection's gradient needs.
         let parts_bnhd = qkv_bn3hd.f_unbind(2)?;
-        let part = |index: usize| parts_bnhd[index].f_transpose(1, 2);
-        let queries = how.wanted.select(&part(0)?, 2)?;
-        let mixed_bhnd = attend(&queries, &part(1)?, &part(2)?)?;
+        let rotated = |x_bnhd: &Tensor| match &self.rotary {
+            Some(rotary) => rotary.rotate(x_bnhd),
+            None => Ok(x_bnhd.shallow_clone()),
+        };
+        let queries_bhnd = rotated(&parts_bnhd[0])?.f_transpose(1, 2)?;
+        let keys_bhnd = rotated(&parts_bnhd[1])?.f_transpose(1, 2)?;
+        let values_bhnd = parts_bnhd[2].f_transpose(1, 2)?;
+        let mixed_bhnd = attend(&how.wanted.select(&queries_bhnd, 2)?, &keys_bhnd, &values_bhnd)?;
         let mut mixed_bnhd = mixed_bhnd.f_transpose(1, 2)?;
         if let Some(sequence) = how.ranks.sequence {
             mixed_bnhd = sequence.to_tokens(&mixed_bnhd)?;
@@ -181,18 +211,9 @@ impl Block {
             Some(ranks) => self.projection.forward_parts(&mixed_bnk, ranks),
         }
     }
-
-    fn mlp(&self, x_bnd: &Tensor, how: BlockRun<'_>) -> Result<Tensor, TrainError> {
-        let hidden = normed_linear(&self.norm2, &self.fc1, x_bnd, how)?;
-        match how.ranks.tensor {
-            Some(ranks) => self.fc2.forward_parts(&hidden.f_gelu("none")?, ranks),
-            None if how.selective => self.fc2.forward_gelu(&hidden),
-            None => self.fc2.forward(&hidden.f_gelu("none")?),
-        }
-    }
 }
 
-fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TrainError> {
+pub(super) fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TrainError> {
     if keys.size()[0] == 0 {
         // Not every attention kernel accepts an empty batch.
         let weights = queries.f_matmul(&keys.f_transpose(2, 3)?)?;

@@ -1,5 +1,6 @@
 //! Values for tests.
 
+use contract::architecture::Architecture;
 use contract::{ModelConfig, Pooling};
 
 /// A model small enough to train in a test: four patches of an image of 8 x 8 pixels, two blocks, five classes.
@@ -17,6 +18,7 @@ pub(crate) fn small(pooling: Pooling) -> ModelConfig {
         register_tokens: 0,
         layer_scale: None,
         drop_path: 0.0,
+        architecture: Architecture::default(),
         pretrained: None,
     }
 }

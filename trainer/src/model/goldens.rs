@@ -55,7 +55,7 @@ fn logits_agreeing(case: &str, model: &VisionTransformer) -> Tensor {
 }
 
 #[test]
-fn logits_and_gradients_are_timms() {
+fn logits_gradients_and_ten_losses_are_timms() {
     for case in [
         "class_token",
         "pooled",
@@ -63,18 +63,45 @@ fn logits_and_gradients_are_timms() {
         "registers_pooled",
         "layer_scale",
         "channels_5",
+        "gap",
+        "clip",
+        "deit_distilled",
+        "deit3",
+        "siglip",
+        "dinov3",
+        "dinov3_plus",
+        "dinov3_qkvb",
     ] {
         let model = loaded(case, case, Fit::Exact).expect(case);
         let expected = expected(case);
-        logits_agreeing(case, &model)
-            .cross_entropy_loss(&expected["labels"], None::<&Tensor>, Reduction::Mean, -100, 0.0)
-            .backward();
-        for parameter in model.parameters().iter() {
-            let gradient = &expected[&format!("grad.{}", parameter.name)];
-            let apart = distance(&parameter.tensor.grad(), gradient);
-            assert!(apart < TOLERANCE, "{case}: {} is {apart} apart", parameter.name);
+        let _ = logits_agreeing(case, &model);
+        for step in 0..10 {
+            let logits = model.forward(&expected["images"], Mode::Evaluate).expect("runs");
+            let labels = &expected["labels"];
+            let loss = logits.cross_entropy_loss(labels, None::<&Tensor>, Reduction::Mean, -100, 0.0);
+            let apart = (loss.double_value(&[]) - expected["losses"].double_value(&[step])).abs();
+            assert!(
+                apart < TOLERANCE,
+                "{case}: the loss of step {step} is {apart} apart"
+            );
+            loss.backward();
+            for parameter in model.parameters().iter() {
+                let mut live = parameter.tensor.grad();
+                if step == 0 {
+                    let apart = distance(&live, &expected[&format!("grad.{}", parameter.name)]);
+                    assert!(apart < TOLERANCE, "{case}: {} is {apart} apart", parameter.name);
+                }
+                tch::no_grad(|| {
+                    let _ = parameter
+                        .tensor
+                        .shallow_clone()
+                        .f_sub_(&(&live * 0.1))
+                        .expect("subtracts");
+                    let _ = live.zero_();
+                });
+            }
         }
-        assert_eq!(expected.len() - 3, model.parameters().iter().count(), "{case}");
+        assert_eq!(expected.len() - 4, model.parameters().iter().count(), "{case}");
     }
 }
 
@@ -88,11 +115,23 @@ fn weights_of_another_size_are_adapted_as_timm_adapts_them() {
 }
 
 #[test]
-fn torchvisions_names_are_known() {
-    let _ = logits_agreeing(
+fn names_of_other_libraries_are_known() {
+    for case in [
         "torchvision",
-        &loaded("torchvision", "torchvision", Fit::Exact).expect("loads"),
-    );
+        "hf_vit",
+        "hf_deit",
+        "hf_dinov2",
+        "hf_dinov2_registers",
+        "hf_dinov3",
+        "hf_dinov3_gated",
+        "hf_clip",
+        "hf_siglip",
+        "openai_clip",
+        "meta_dinov2",
+        "meta_dinov3",
+    ] {
+        let _ = logits_agreeing(case, &loaded(case, case, Fit::Exact).expect(case));
+    }
 }
 
 /// The weights of a case written in `dtype`, except `without`.

@@ -1,9 +1,12 @@
 //! The network.
 
+mod attention_pool;
 mod block;
 mod drop_path;
 mod layers;
+mod mlp;
 mod parameters;
+mod rotary;
 mod sequence;
 mod split;
 mod vit;

@@ -83,10 +83,22 @@ impl Sequence {
             .f_reshape([batch, tokens, ranks * heads, width])?)
     }
 
-    /// The first token of each image, on every rank.
-    pub(super) fn first(&self, x_bnd: &Tensor) -> Result<Tensor, TrainError> {
-        let is_here = if self.member.rank == 0 { 1.0 } else { 0.0 };
-        self.sum(&x_bnd.f_select(1, 0)?.f_mul_scalar(is_here)?)
+    /// A token of each image, on every rank.
+    pub(super) fn token(&self, x_bnd: &Tensor, index: i64) -> Result<Tensor, TrainError> {
+        let own = self.own();
+        let (is_here, place) = if own.contains(&index) {
+            (1.0, index - own.start)
+        } else {
+            (0.0, 0)
+        };
+        self.sum(&x_bnd.f_select(1, place)?.f_mul_scalar(is_here)?)
+    }
+
+    /// All tokens of each image, on every rank.
+    pub(super) fn all(&self, x_bnd: &Tensor) -> Result<Tensor, TrainError> {
+        let own = self.own();
+        let read = x_bnd.f_narrow(1, 0, own.end - own.start)?;
+        self.sum(&read.f_constant_pad_nd([0, 0, own.start, self.tokens - own.end])?)
     }
 
     /// The mean over the tokens of each image except the first ones, on every rank.

@@ -1,21 +1,23 @@
-//! The Vision Transformer (arXiv 2010.11929). It equals timm's `timm/models/vision_transformer.py`
-//! in structure, initial distribution and parameter names: pre-norm blocks, one fused projection
-//! for query, key and value, layer norms with epsilon 1e-6, exact GELU.
+//! The Vision Transformer (arXiv 2010.11929) and its families, as `contract::architecture` describes them. It
+//! equals timm's `timm/models/vision_transformer.py`, `deit.py` and `eva.py` (DINOv3) in structure, initial
+//! distribution and parameter names.
 //!
 //! Suffixes name the dimensions of a tensor: B images, C channels, H height, W width (pixels), N tokens, D width of
 //! the residual stream, h heads, d width of a head, P values of a patch, K classes.
 
 use std::rc::Rc;
 
-use contract::architecture::{EmbeddingSpec, ParameterSpec, VitSpec};
+use contract::architecture::{EmbeddingSpec, NormSpec, ParameterSpec, Position, VitSpec};
 use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
 use torch_ext::{Collectives, Member, Sharded};
 
+use super::attention_pool::AttentionPool;
 use super::block::{Block, BlockRanks, OutputTokens};
 use super::drop_path::{self, DropSeed};
 use super::layers::{LayerNorm, Linear};
 use super::parameters::{Parameters, seed_values};
+use super::rotary::Rotary;
 use super::sequence::Sequence;
 use crate::error::TrainError;
 
@@ -33,13 +35,18 @@ pub(crate) struct VisionTransformer {
     embedding: EmbeddingSpec,
     parameters: Parameters,
     patch: Linear,
-    class_token: Option<Tensor>,
-    registers: Option<Tensor>,
-    position: Tensor,
+    /// Before the patches.
+    tokens: Vec<Tensor>,
+    position: Option<Tensor>,
+    input_norm: Option<LayerNorm>,
     blocks: Vec<Block>,
     drop_rates: Vec<f64>,
+    /// Whether the norm is of all tokens, before they are pooled.
+    is_normed_first: bool,
     norm: LayerNorm,
+    pool: Option<AttentionPool>,
     head: Linear,
+    distillation_head: Option<Linear>,
     checkpointing: ActivationCheckpointing,
     /// If weights are sharded: gathers them for use.
     sharded: Option<Rc<Sharded>>,
@@ -68,34 +75,58 @@ impl VisionTransformer {
         let mut add = |parameter: &Option<ParameterSpec>| parameter.as_ref().map(|spec| parameters.add(spec));
         let EmbeddingSpec {
             class_token,
+            distillation_token,
             registers,
             position,
-            patch,
             ..
         } = &spec.embedding;
-        let [class_token, registers] = [class_token, registers].map(&mut add);
-        let position = parameters.add(position);
-        let patch = Linear::new(&mut parameters, patch);
+        let tokens = [class_token, distillation_token, registers];
+        let tokens = tokens.into_iter().filter_map(&mut add).collect();
+        let position = add(position);
+        let patch = Linear::new(&mut parameters, &spec.embedding.patch);
+        let norm_of = |parameters: &mut Parameters, spec: &NormSpec| LayerNorm::new(parameters, spec);
+        let input_norm = spec
+            .embedding
+            .norm
+            .as_ref()
+            .map(|norm| norm_of(&mut parameters, norm));
+        let is_rotary = config.architecture.position == Position::Rotary;
+        let side = i64::from(config.image_size / config.patch_size);
+        let rotary = is_rotary.then(|| Rotary::new([side, spec.embedding.prefix(), head_width], device));
         let blocks = spec.blocks.iter().map(|block| {
             parameters.begin_unit();
-            Block::new(&mut parameters, block, head_width)
+            let rotary = rotary.as_ref().map(Rotary::shallow_clone);
+            Block::new(&mut parameters, block, head_width, rotary)
         });
         let blocks = blocks.collect();
         parameters.begin_unit();
-        let norm = LayerNorm::new(&mut parameters, &spec.head.norm);
+        let norm = norm_of(&mut parameters, &spec.head.norm);
+        let pool = spec
+            .head
+            .pool
+            .as_ref()
+            .map(|pool| AttentionPool::new(&mut parameters, pool, head_width));
         let head = Linear::new(&mut parameters, &spec.head.classifier);
+        let distillation_head = spec
+            .head
+            .distillation_classifier
+            .as_ref()
+            .map(|head| Linear::new(&mut parameters, head));
         Self {
             config: config.clone(),
             embedding: spec.embedding,
             parameters,
             patch,
-            class_token,
-            registers,
+            tokens,
             position,
+            input_norm,
             blocks,
             drop_rates: drop_path::rates(config.drop_path, config.depth),
+            is_normed_first: spec.head.is_normed_first,
             norm,
+            pool,
             head,
+            distillation_head,
             checkpointing: ActivationCheckpointing::None,
             sharded: None,
             sequence: None,
@@ -173,7 +204,7 @@ impl VisionTransformer {
             let is_last = index + 1 == self.blocks.len();
             // If ranks divide tokens, every rank takes part in the attention of all.
             let wanted = if is_last && self.config.pooling == Pooling::Token && self.sequence.is_none() {
-                OutputTokens::First
+                OutputTokens::First(self.config.read_tokens())
             } else {
                 OutputTokens::All
             };
@@ -185,20 +216,60 @@ impl VisionTransformer {
                 block.forward(&x_bnd, kept, wanted, checkpointing, ranks)
             })?;
         }
-        // timm norms before taking the class token and after averaging; one token gives the same.
-        let registers = i64::from(self.config.register_tokens);
-        let pooled_bd = match (self.config.pooling, &self.sequence) {
-            (Pooling::Token, None) => x_bnd.f_select(1, 0)?,
-            (Pooling::Token, Some(sequence)) => sequence.first(&x_bnd)?,
-            (Pooling::Average, None) => {
-                let patches_bnd = x_bnd.f_slice(1, registers, None, 1)?;
-                patches_bnd.f_mean_dim([1].as_slice(), false, x_bnd.kind())?
-            }
-            (Pooling::Average, Some(sequence)) => sequence.mean_after(&x_bnd, registers)?,
+        self.in_unit(self.blocks.len() + 1, || self.classify(&x_bnd))
+    }
+
+    /// Logits BK of the last block's tokens.
+    fn classify(&self, x_bnd: &Tensor) -> Result<Tensor, TrainError> {
+        let x_bnd = &if self.is_normed_first {
+            self.norm.forward(x_bnd)?
+        } else {
+            x_bnd.shallow_clone()
         };
-        self.in_unit(self.blocks.len() + 1, || {
-            self.head.forward(&self.norm.forward(&pooled_bd)?)
-        })
+        let logits_bk = self.head.forward(&self.pooled(x_bnd)?)?;
+        let Some(head) = &self.distillation_head else {
+            return Ok(logits_bk);
+        };
+        let distilled_bk = head.forward(&self.normed(self.token(x_bnd, 1)?)?)?;
+        Ok(logits_bk.f_add(&distilled_bk)?.f_mul_scalar(0.5)?)
+    }
+
+    /// What the classifier reads: a value BD of each image.
+    fn pooled(&self, x_bnd: &Tensor) -> Result<Tensor, TrainError> {
+        if let Some(pool) = &self.pool {
+            return match &self.sequence {
+                Some(sequence) => pool.forward(&sequence.all(x_bnd)?),
+                None => pool.forward(x_bnd),
+            };
+        }
+        if self.config.pooling == Pooling::Token {
+            return self.normed(self.token(x_bnd, 0)?);
+        }
+        let prefix = self.embedding.prefix();
+        let mean_bd = if let Some(sequence) = &self.sequence {
+            sequence.mean_after(x_bnd, prefix)?
+        } else {
+            let patches_bnd = x_bnd.f_slice(1, prefix, None, 1)?;
+            patches_bnd.f_mean_dim([1].as_slice(), false, x_bnd.kind())?
+        };
+        self.normed(mean_bd)
+    }
+
+    /// A token BD of each image, on every rank.
+    fn token(&self, x_bnd: &Tensor, index: i64) -> Result<Tensor, TrainError> {
+        match &self.sequence {
+            Some(sequence) => sequence.token(x_bnd, index),
+            None => Ok(x_bnd.f_select(1, index)?),
+        }
+    }
+
+    /// The norm of pooled values, unless all tokens had it before.
+    fn normed(&self, pooled_bd: Tensor) -> Result<Tensor, TrainError> {
+        if self.is_normed_first {
+            Ok(pooled_bd)
+        } else {
+            self.norm.forward(&pooled_bd)
+        }
     }
 
     /// Tokens BND of images, this rank's part: class token, registers, and patches through one
@@ -217,37 +288,46 @@ impl VisionTransformer {
             .f_permute([0, 2, 4, 1, 3, 5])?
             .f_reshape([batch, side * side, channels * patch * patch])?;
         let Some(sequence) = &self.sequence else {
-            return self.tokens_of(&patches_bnp, &self.position);
+            return self.tokens_of(&patches_bnp, self.position.as_ref());
         };
         let (own, before) = (sequence.own(), self.embedding.prefix());
         let [start, end] = [own.start, own.end].map(|token| (token - before).max(0));
         let patches_bnp = patches_bnp.f_narrow(1, start, end - start)?;
-        // Every rank computes the class token and registers, so that each has a gradient for them.
-        let of_class = self.embedding.position_prefix();
-        let position = Tensor::f_cat(
-            &[
-                self.position.f_narrow(1, 0, of_class)?,
-                self.position.f_narrow(1, of_class + start, end - start)?,
-            ],
-            1,
-        )?;
-        let x_bnd = self.tokens_of(&patches_bnp, &position)?;
+        // Every rank computes the tokens before the patches, so that each has a gradient for them.
+        let of_prefix = self.embedding.position_prefix();
+        let position = self.position.as_ref().map(|position| {
+            let parts = [
+                position.f_narrow(1, 0, of_prefix)?,
+                position.f_narrow(1, of_prefix + start, end - start)?,
+            ];
+            Tensor::f_cat(&parts, 1)
+        });
+        let x_bnd = self.tokens_of(&patches_bnp, position.transpose()?.as_ref())?;
         sequence.pad(&x_bnd.f_narrow(1, own.start.min(before), own.end - own.start)?)
     }
 
-    /// Class token, registers and these patches; `position` covers patches, maybe the class token.
-    fn tokens_of(&self, patches_bnp: &Tensor, position: &Tensor) -> Result<Tensor, TrainError> {
+    /// Learned tokens and these patches; `position` covers patches, maybe also the tokens before them.
+    fn tokens_of(&self, patches_bnp: &Tensor, position: Option<&Tensor>) -> Result<Tensor, TrainError> {
         let batch = patches_bnp.size()[0];
-        let x_bnd = self.patch.forward_patches(patches_bnp)?;
-        let expand = |token: &Tensor| token.f_expand([batch, -1, -1], false);
-        Ok(match (&self.class_token, &self.registers) {
-            (None, None) => x_bnd.f_add(position)?,
-            (Some(token), None) => Tensor::f_cat(&[expand(token)?, x_bnd], 1)?.f_add(position)?,
-            (None, Some(registers)) => Tensor::f_cat(&[expand(registers)?, x_bnd.f_add(position)?], 1)?,
-            (Some(token), Some(registers)) => {
-                Tensor::f_cat(&[expand(token)?, expand(registers)?, x_bnd.f_add(position)?], 1)?
-            }
-        })
+        let covers_all = self.embedding.position_prefix() > 0;
+        let placed = |x_bnd: Tensor, is_wanted: bool| match position.filter(|_| is_wanted) {
+            Some(position) => x_bnd.f_add(position),
+            None => Ok(x_bnd),
+        };
+        let mut x_bnd = placed(self.patch.forward_patches(patches_bnp)?, !covers_all)?;
+        if !self.tokens.is_empty() {
+            let tokens = self
+                .tokens
+                .iter()
+                .map(|token| token.f_expand([batch, -1, -1], false));
+            let all = tokens.chain([Ok(x_bnd)]).collect::<Result<Vec<_>, _>>()?;
+            x_bnd = Tensor::f_cat(&all, 1)?;
+        }
+        x_bnd = placed(x_bnd, covers_all)?;
+        match &self.input_norm {
+            Some(norm) => norm.forward(&x_bnd),
+            None => Ok(x_bnd),
+        }
     }
 }
 
@@ -323,15 +403,12 @@ mod tests {
     fn embedding_a_patch_is_timms_convolution() {
         let model = VisionTransformer::new(&small(Pooling::Average), 1, Device::Cpu);
         let images = Tensor::randn([2, 3, 8, 8], (Kind::Float, Device::Cpu));
-        let convolved = images.conv2d(
-            model.patch.tensors()[0],
-            Some(model.patch.tensors()[1]),
-            [4, 4],
-            [0, 0],
-            [1, 1],
-            1,
-        );
-        let expected = convolved.flatten(2, -1).transpose(1, 2) + &model.position;
+        let patch: Vec<&Tensor> = model.patch.tensors().collect();
+        let [weight, bias] = patch[..] else {
+            panic!("a bias")
+        };
+        let convolved = images.conv2d(weight, Some(bias), [4, 4], [0, 0], [1, 1], 1);
+        let expected = convolved.flatten(2, -1).transpose(1, 2) + model.position.as_ref().expect("learned");
         assert!(
             model
                 .embed(&images)

@@ -13,6 +13,7 @@ on_each_device!(
     a_stopped_run_of_a_divided_model_continues_to_the_same_bits,
     activations_are_exchanged_again_when_they_are_computed_again,
     divided_models_train_in_half_precision,
+    models_of_every_family_are_divided,
 );
 
 /// Pooling and tokens: five, with a class token; seven, of which three are registers; and eight.
@@ -32,7 +33,7 @@ fn trained(
 ) -> Job {
     let mut job = Job::new(240);
     job.model = format!(
-        "{{imageSize: 32, patchSize: 16, hiddenSize: 24, depth: 3, heads: 12, numClasses: 10, {model}}}"
+        "{{imageSize: 32, patchSize: 16, hiddenSize: 48, depth: 3, heads: 12, numClasses: 10, {model}}}"
     );
     job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
     (job.accumulation, job.epochs) = (6 * together / ranks, 1);
@@ -107,6 +108,28 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
             let sync = &divided.log("train")[0]["sync"];
             assert!(sync["all_reduce"]["bytes"].as_u64() > Some(0), "{sync}");
         }
+    }
+}
+
+/// Families whose parts are divided otherwise: pooling by attention; rotated queries and keys, gates, biases of queries
+/// and values, a class token that is not read; a second token that is, on the second of six ranks.
+fn models_of_every_family_are_divided() {
+    let at_once = (4, 4, "{sequence: 2, tensor: 2, acrossNodes: true, zeroStage: 3}");
+    let cases = [
+        ("name: vit_base_patch16_siglip_224", at_once),
+        (
+            "name: vit_small_plus_patch16_dinov3_qkvb, layerScale: 0.5",
+            at_once,
+        ),
+        (
+            "name: deit_base_distilled_patch16_224",
+            (6, 6, "{sequence: 6, acrossNodes: true}"),
+        ),
+    ];
+    for (model, (ranks, together, parallelism)) in Device::current().cases(&cases, 3, 1).iter().copied() {
+        let alone = trained(model, (1, 1), ADAMW, EVERYTHING, "{}");
+        let divided = trained(model, (ranks, together), ADAMW, EVERYTHING, parallelism);
+        assert_same(&divided, &alone, &format!("{model}, {parallelism}"));
     }
 }
 

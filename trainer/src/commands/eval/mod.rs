@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob, or - for standard input: the model, the data set, the precision
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: PathBuf,
-    /// Weights: the folder of a checkpoint (step-<n>) or of a job's checkpoints, or a safetensors file with timm's or torchvision's names; the job's newest checkpoint if not given
+    /// Weights: the folder of a checkpoint (step-<n>) or of a job's checkpoints, or a safetensors file like model.pretrained's; the job's newest checkpoint if not given
     #[arg(long, value_name = "PATH", conflicts_with = "checkpoints")]
     checkpoint: Option<PathBuf>,
     /// Folder with the job's checkpoint folder, as for `run`

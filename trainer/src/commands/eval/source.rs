@@ -10,7 +10,7 @@ use crate::model::Weights;
 
 #[derive(Debug)]
 pub(super) struct Source {
-    /// Folder of the checkpoint, or a safetensors file with timm's or torchvision's names.
+    /// Folder of the checkpoint, or a safetensors file like model.pretrained's.
     pub(super) path: PathBuf,
     pub(super) checkpoint: Option<(SavedCheckpoint, WeightsKind)>,
 }

@@ -1,5 +1,7 @@
 //! The metadata of a file of weights, and how to create its model in Python.
 
+use contract::architecture::{Mlp, Position};
+use contract::preset::{TIMM_NAMES, TORCHVISION_NAMES};
 use contract::{ModelConfig, Pooling};
 use serde_json::{Value, json};
 
@@ -9,17 +11,6 @@ use crate::tensor_file::{Metadata, PRODUCER};
 
 /// The class behind the presets in both libraries.
 const CLASS: &str = "VisionTransformer";
-/// timm's presets. [`ModelConfig::preset`] knows more: every combination of size, patch and image.
-const TIMM_PRESETS: &str = "vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224 vit_small_patch16_224 \
-    vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_small_patch14_dinov2 \
-    vit_small_patch14_reg4_dinov2 vit_base_patch8_224 vit_base_patch16_224 vit_base_patch16_384 \
-    vit_base_patch32_224 vit_base_patch32_384 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 \
-    vit_base_patch16_reg4_gap_256 vit_medium_patch16_reg1_gap_256 vit_medium_patch16_reg4_gap_256 \
-    vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_384 vit_large_patch32_224 \
-    vit_large_patch32_384 vit_large_patch14_dinov2 vit_large_patch14_reg4_dinov2 vit_huge_patch14_224 \
-    vit_giant_patch14_224 vit_gigantic_patch14_224";
-const TORCHVISION_PRESETS: &str = "vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14";
-
 /// A call that makes a model in Python.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PythonModel {
@@ -33,16 +24,24 @@ impl PythonModel {
     /// The call for `model`, with a preset's name if the library has one.
     pub(super) fn new(naming: Naming, model: &ModelConfig) -> Self {
         let (presets, image_size) = match naming {
-            Naming::Timm => (TIMM_PRESETS, "img_size"),
-            Naming::Torchvision => (TORCHVISION_PRESETS, "image_size"),
+            Naming::Timm => (&TIMM_NAMES[..], "img_size"),
+            Naming::Torchvision => (&TORCHVISION_NAMES[..], "image_size"),
+        };
+        let preset_that = |fits: &dyn Fn(ModelConfig) -> bool| {
+            // Of names of the same model, the plain ViT's before DeiT's.
+            let names = presets
+                .iter()
+                .filter(|name| name.starts_with("vit"))
+                .chain(presets);
+            names.copied().find(|name| {
+                let preset = ModelConfig::preset(name, model.num_classes, model.channels);
+                preset.is_some_and(fits)
+            })
         };
         let same_but_for = |image_size: Option<u32>| {
-            presets.split(' ').find(|name| {
-                let preset = ModelConfig::preset(name, model.num_classes, model.channels);
-                preset.is_some_and(|mut preset| {
-                    preset.image_size = image_size.unwrap_or(preset.image_size);
-                    preset.difference(model).is_none()
-                })
+            preset_that(&|mut preset| {
+                preset.image_size = image_size.unwrap_or(preset.image_size);
+                preset.difference(model).is_none()
             })
         };
         let mut arguments = Vec::new();
@@ -50,12 +49,19 @@ impl PythonModel {
             name
         } else {
             arguments.push((image_size, model.image_size.into()));
-            same_but_for(Some(model.image_size)).unwrap_or_else(|| {
-                match naming {
-                    Naming::Timm => timm_sizes(model, &mut arguments),
-                    Naming::Torchvision => torchvision_sizes(model, &mut arguments),
+            same_but_for(Some(model.image_size)).unwrap_or_else(|| match naming {
+                Naming::Timm => {
+                    timm_sizes(model, &mut arguments);
+                    // Other families are told by a preset of theirs.
+                    let of_family = preset_that(&|preset| preset.architecture == model.architecture);
+                    of_family
+                        .filter(|_| !model.architecture.is_plain())
+                        .unwrap_or(CLASS)
                 }
-                CLASS
+                Naming::Torchvision => {
+                    torchvision_sizes(model, &mut arguments);
+                    CLASS
+                }
             })
         };
         if naming == Naming::Timm && model.channels != 3 {
@@ -106,16 +112,31 @@ fn timm_sizes(model: &ModelConfig, arguments: &mut Vec<(&'static str, Value)>) {
     add("depth", model.depth.into());
     add("num_heads", model.heads.into());
     add("mlp_ratio", mlp_ratio(model).into());
-    if model.pooling == Pooling::Average {
-        add("class_token", false.into());
-        add("global_pool", "avg".into());
+    let parts = &model.architecture;
+    let is_plain = parts.is_plain();
+    let is_eva = parts.position == Position::Rotary;
+    let pool = match model.pooling {
+        Pooling::Token => "token",
+        Pooling::Average => "avg",
+        Pooling::Attention => "map",
+    };
+    if !is_eva && !parts.distillation_token && (!is_plain || model.pooling != Pooling::Token) {
+        add("class_token", (model.pooling == Pooling::Token).into());
     }
-    if model.register_tokens > 0 {
+    if !is_plain || model.pooling != Pooling::Token {
+        add("global_pool", pool.into());
+    }
+    if is_eva {
+        add("num_reg_tokens", model.register_tokens.into());
+    } else if model.register_tokens > 0 {
         add("reg_tokens", model.register_tokens.into());
         add("no_embed_class", true.into());
     }
-    if let Some(value) = model.layer_scale {
-        add("init_values", value.into());
+    if parts.mlp == Mlp::SwiGlu {
+        add("swiglu_align_to", 1.into());
+    }
+    if !is_plain || model.layer_scale.is_some() {
+        add("init_values", json!(model.layer_scale));
     }
 }
 
@@ -143,6 +164,7 @@ fn literal(value: &Value) -> String {
     match value {
         Value::Bool(true) => "True".into(),
         Value::Bool(false) => "False".into(),
+        Value::Null => "None".into(),
         other => other.to_string(),
     }
 }
@@ -210,12 +232,14 @@ mod tests {
     #[test]
     fn every_preset_is_found_by_its_own_name() {
         for (naming, names) in [
-            (Naming::Timm, TIMM_PRESETS),
-            (Naming::Torchvision, TORCHVISION_PRESETS),
+            (Naming::Timm, &TIMM_NAMES[..]),
+            (Naming::Torchvision, &TORCHVISION_NAMES[..]),
         ] {
-            for name in names.split(' ') {
+            for name in names {
                 let python = PythonModel::new(naming, &preset(name));
-                assert_eq!(python.name, name);
+                // timm has some models under several names.
+                let same = preset(python.name).difference(&preset(name));
+                assert_eq!(same, None, "{name} and {}", python.name);
                 assert_eq!(python.arguments.len(), 1, "{name}");
             }
         }
@@ -267,6 +291,29 @@ mod tests {
             Some(
                 "model = torchvision.models.VisionTransformer(image_size=224, patch_size=16, num_layers=4, num_heads=12, hidden_dim=768, mlp_dim=3072, num_classes=10)"
             )
+        );
+    }
+
+    #[test]
+    fn a_model_of_another_family_is_told_by_a_preset_of_it() {
+        let model = ModelConfig {
+            hidden_size: 48,
+            depth: 2,
+            heads: 4,
+            mlp_size: 96,
+            ..preset("vit_small_plus_patch16_dinov3")
+        };
+        assert_eq!(
+            code(Naming::Timm, &model),
+            r#"model = timm.create_model("vit_huge_plus_patch16_dinov3", img_size=256, patch_size=16, embed_dim=48, depth=2, num_heads=4, mlp_ratio=2.0, global_pool="avg", num_reg_tokens=4, swiglu_align_to=1, init_values=0.00001, num_classes=10, checkpoint_path="vit.safetensors")"#
+        );
+        let model = ModelConfig {
+            depth: 2,
+            ..preset("deit_tiny_distilled_patch16_224")
+        };
+        assert_eq!(
+            code(Naming::Timm, &model),
+            r#"model = timm.create_model("deit_base_distilled_patch16_224", img_size=224, patch_size=16, embed_dim=192, depth=2, num_heads=3, mlp_ratio=4.0, global_pool="token", init_values=None, num_classes=10, checkpoint_path="vit.safetensors")"#
         );
     }
 

@@ -115,7 +115,10 @@ fn export(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         .into());
     }
     let kind = WeightsKind::of(*ema);
-    let tensors = in_precision(checkpoint.weights(kind)?.named(*names)?, *dtype)?;
+    let tensors = in_precision(
+        checkpoint.weights(kind)?.named(*names, &checkpoint.state.model)?,
+        *dtype,
+    )?;
     let python = PythonModel::new(*names, &checkpoint.state.model);
     let metadata = describe::metadata(&checkpoint, kind, &python);
     let exported = Exported {

@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     /// Folder of the data set, in place of the template's volume
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// File of weights to start from (safetensors with timm's or torchvision's names), in place of model.pretrained
+    /// Safetensors file of weights to start from, in place of model.pretrained
     #[arg(long, value_name = "FILE")]
     pretrained: Option<PathBuf>,
     /// Folder for the measurements and the report

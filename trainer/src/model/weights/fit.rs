@@ -9,6 +9,7 @@ use crate::model::parameters::Parameter;
 const PATCH_WEIGHT: &str = "patch_embed.proj.weight";
 const POSITION: &str = "pos_embed";
 const HEAD: [&str; 2] = ["head.weight", "head.bias"];
+const DISTILLED_HEAD: [&str; 2] = ["head_dist.weight", "head_dist.bias"];
 /// Channels of the images for which pretrained weights were made.
 const COLORS: i64 = 3;
 
@@ -48,7 +49,8 @@ impl Weights {
         };
         let head_is_kept = fitter.keeps_random_head()?;
         let value = |parameter: &Parameter| {
-            let is_kept = head_is_kept && HEAD.contains(&parameter.name.as_str());
+            let mut heads = HEAD.iter().chain(&DISTILLED_HEAD);
+            let is_kept = head_is_kept && heads.any(|name| *name == parameter.name);
             (!is_kept).then(|| fitter.value(parameter)).transpose()
         };
         let values = model.parameters().iter().map(value).collect::<Result<_, _>>()?;
@@ -71,7 +73,13 @@ impl Weights {
 
     fn refuse_others(&self, model: &VisionTransformer) -> Result<(), WeightsError> {
         let known = |name: &str| model.parameters().iter().any(|parameter| parameter.name == name);
-        match self.tensors.iter().find(|(name, _)| !known(name)) {
+        // Biases of zero change nothing: DINOv3's have no effect in most sizes.
+        let is_zero = |name: &str, tensor: &Tensor| {
+            let is_bias = name.ends_with("attn.q_bias") || name.ends_with("attn.v_bias");
+            is_bias && tensor.count_nonzero(None::<i64>).int64_value(&[]) == 0
+        };
+        let mut others = self.tensors.iter().filter(|(name, _)| !known(name));
+        match others.find(|(name, tensor)| !is_zero(name, tensor)) {
             None => Ok(()),
             Some((name, tensor)) => Err(WeightsError::Unexpected {
                 path: self.path.clone(),
@@ -155,9 +163,9 @@ impl Fitter<'_> {
                 prefix: format!("{prefix}."),
             };
         }
-        let is_of_hugging_face = |found: &String| found.contains("embeddings.patch_embeddings");
-        if let Some(found) = self.file.tensors.keys().find(|found| is_of_hugging_face(found)) {
-            return WeightsError::HuggingFace {
+        let first = self.file.tensors.keys().next();
+        if let Some(found) = first.filter(|_| !self.file.tensors.contains_key(PATCH_WEIGHT)) {
+            return WeightsError::Layout {
                 path,
                 name: found.clone(),
             };
@@ -174,19 +182,31 @@ impl Fitter<'_> {
 /// The fix for a tensor that does not fit.
 fn hint(name: &str) -> &'static str {
     match name {
-        "cls_token" => ": it exists with model.pooling token, not with average",
-        "norm.weight" | "norm.bias" => ": with model.pooling average it is called fc_norm",
+        "cls_token" => ": it exists with model.pooling token, and in DINOv3 (model.name)",
+        "norm.weight" | "norm.bias" => {
+            ": with model.pooling average it is called fc_norm, but in models with gap or dinov3 in model.name"
+        }
         "fc_norm.weight" | "fc_norm.bias" => {
-            ": with model.pooling token it is called norm; models with a norm before the average (timm's fc_norm=False) are not supported"
+            ": with model.pooling token, and with gap or dinov3 in model.name, it is called norm"
+        }
+        "dist_token" | "head_dist.weight" | "head_dist.bias" => {
+            ": see model.name, such as deit_base_distilled_patch16_224"
+        }
+        "norm_pre.weight" | "norm_pre.bias" => ": see model.name, such as vit_base_patch16_clip_224",
+        name if name.starts_with("attn_pool.") => {
+            ": see model.pooling and model.name, such as vit_base_patch16_siglip_224"
         }
         "reg_token" => ": see model.registerTokens",
         "head.weight" | "head.bias" => ": see model.numClasses and model.hiddenSize",
         PATCH_WEIGHT => ": see model.hiddenSize, model.channels and model.patchSize",
         POSITION => {
-            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3); a class token with model.pooling average is not supported"
+            ": see model.imageSize, model.patchSize and model.pooling; it covers the class token too, except with register tokens, and in DeiT III (model.name)"
         }
-        name if name.ends_with("qkv.bias") => {
-            ": see model.hiddenSize; models without this bias (timm's qkv_bias=False) are not supported"
+        name if name.ends_with("qkv.bias") || name.ends_with("q_bias") || name.ends_with("v_bias") => {
+            ": see model.hiddenSize and model.name; of DINOv3's models, those with qkvb have it, of queries and values"
+        }
+        name if name.contains(".mlp.fc1_") => {
+            ": its MLP is gated; see model.name, such as vit_small_plus_patch16_dinov3"
         }
         name if name.contains(".ls") => ": see model.layerScale",
         name if name.contains("attn.q_norm") || name.contains("attn.k_norm") => {

@@ -1,4 +1,4 @@
-//! Weights in safetensors files, under the names of timm or torchvision.
+//! Weights in safetensors files, under the names of timm and other libraries.
 //!
 //! ```text
 //!   file -> Weights::read -> timm's names, 32 bits -> fitted to a model -> its parameters
@@ -6,14 +6,16 @@
 //! ```
 
 mod fit;
+mod layouts;
+mod names;
 #[cfg(test)]
 mod tests;
-mod torchvision;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use contract::{ExitCode, ModelConfig};
+use contract::architecture::Position;
+use contract::{ExitCode, ModelConfig, Pooling};
 use fs_err as fs;
 use safetensors::SafeTensors;
 use tch::{Kind, Tensor};
@@ -22,6 +24,10 @@ use crate::error::Failure;
 use crate::tensor_file;
 
 pub(crate) use fit::Fit;
+use layouts::TORCHVISION;
+
+/// Channels of torchvision's models.
+const COLORS: u32 = 3;
 
 /// The naming of tensors.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, clap::ValueEnum)]
@@ -47,7 +53,7 @@ impl Naming {
     pub(crate) fn lacks(self, model: &ModelConfig) -> Vec<String> {
         match self {
             Self::Timm => Vec::new(),
-            Self::Torchvision => torchvision::lacks(model),
+            Self::Torchvision => torchvision_lacks(model),
         }
     }
 }
@@ -103,9 +109,9 @@ pub(crate) enum WeightsError {
         prefix: String,
     },
     #[error(
-        "{path} has {name}, a name of Hugging Face transformers: use a file with the names of timm or torchvision"
+        "{path} has {name}, but no patch embedding under a known name: known are the names of timm, torchvision, Hugging Face (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP), open_clip and Meta (DINOv2, DINOv3)"
     )]
-    HuggingFace { path: PathBuf, name: String },
+    Layout { path: PathBuf, name: String },
     #[error("{path}: {name} has shape {found:?} in the file and {expected:?} in the model{hint}")]
     Shape {
         path: PathBuf,
@@ -156,8 +162,13 @@ impl Weights {
             let tensor = tensor.to_kind(Kind::Float);
             tensors.insert(name.to_owned(), tensor);
         }
-        if torchvision::is_its(&tensors) {
-            tensors = torchvision::to_timm(tensors);
+        let (tensors, left_out) = names::to_timm(tensors);
+        if let Some(name) = left_out.first() {
+            tracing::info!(
+                "{}: {} tensors are left out that an image classifier does not need, such as {name}",
+                path.display(),
+                left_out.len()
+            );
         }
         Ok(Self {
             path: path.into(),
@@ -172,12 +183,18 @@ impl Weights {
     }
 
     /// The tensors under the names of a library.
-    pub(crate) fn named(self, naming: Naming) -> Result<Vec<(String, Tensor)>, WeightsError> {
+    pub(crate) fn named(
+        self,
+        naming: Naming,
+        model: &ModelConfig,
+    ) -> Result<Vec<(String, Tensor)>, WeightsError> {
         let Self { path, tensors, .. } = self;
+        let is_eva = model.architecture.position == Position::Rotary;
         let renamed = tensors.into_iter().map(|(name, tensor)| {
             let theirs = match naming {
+                Naming::Timm if is_eva => Some(names::in_eva(&name)),
                 Naming::Timm => Some(name.clone()),
-                Naming::Torchvision => torchvision::name_of(&name),
+                Naming::Torchvision => TORCHVISION.own_name(&name),
             };
             match theirs {
                 Some(theirs) => Ok((theirs, tensor)),
@@ -190,6 +207,35 @@ impl Weights {
         });
         renamed.collect()
     }
+}
+
+/// Features of a model that torchvision's `VisionTransformer` does not have.
+fn torchvision_lacks(model: &ModelConfig) -> Vec<String> {
+    let ModelConfig {
+        channels,
+        pooling,
+        register_tokens,
+        layer_scale,
+        architecture,
+        ..
+    } = model;
+    let mut lacks = Vec::new();
+    if *pooling != Pooling::Token {
+        lacks.push(format!("{pooling} pooling (model.pooling)"));
+    }
+    if *register_tokens > 0 {
+        lacks.push("register tokens (model.registerTokens)".into());
+    }
+    if layer_scale.is_some() {
+        lacks.push("layer scale (model.layerScale)".into());
+    }
+    if !architecture.is_plain() {
+        lacks.push("parts of this family (model.name)".into());
+    }
+    if *channels != COLORS {
+        lacks.push(format!("images of {channels} channels (model.channels)"));
+    }
+    lacks
 }
 
 /// The heads in metadata written by this trainer.

@@ -15,6 +15,11 @@ fn golden(case: &str) -> PathBuf {
         .join("model.safetensors")
 }
 
+fn config(case: &str) -> ModelConfig {
+    let text = fs::read_to_string(golden(case).with_file_name("model.json")).expect("a golden");
+    serde_json::from_str(&text).expect("a model")
+}
+
 /// Names and shapes of a file.
 fn layout(path: &Path) -> BTreeMap<String, Vec<usize>> {
     let bytes = fs::read(path).expect("a file");
@@ -27,7 +32,7 @@ fn layout(path: &Path) -> BTreeMap<String, Vec<usize>> {
 fn written(case: &str, naming: Naming) -> tempfile::TempPath {
     let weights = Weights::read(&golden(case)).expect("reads");
     let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
-    let tensors = weights.named(naming).expect("names");
+    let tensors = weights.named(naming, &config(case)).expect("names");
     tensor_file::save(&file, &tensors, &Metadata::new(), Existing::Replace).expect("writes");
     file
 }
@@ -44,6 +49,11 @@ fn what_is_written_is_what_the_library_writes_and_reads_back_bit_by_bit() {
         ("registers_pooled", Naming::Timm, "registers_pooled"),
         ("layer_scale", Naming::Timm, "layer_scale"),
         ("channels_5", Naming::Timm, "channels_5"),
+        ("clip", Naming::Timm, "clip"),
+        ("deit_distilled", Naming::Timm, "deit_distilled"),
+        ("siglip", Naming::Timm, "siglip"),
+        ("dinov3_plus", Naming::Timm, "dinov3_plus"),
+        ("dinov3_qkvb", Naming::Timm, "dinov3_qkvb"),
     ] {
         let file = written(case, naming);
         assert_eq!(layout(&file), layout(&golden(like)), "{case} for {naming}");
@@ -104,17 +114,26 @@ fn what_a_file_is_of_is_told_where_it_does_not_fit() {
             .iter()
             .map(|(name, tensor)| (format!("{prefix}{name}"), tensor.shallow_clone()))
             .collect();
+        let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+        tensor_file::save(&file, &tensors, &Metadata::new(), Existing::Replace).expect("writes");
+        let weights = Weights::read(&file).expect("reads");
+        weights.load_into(&model, Fit::Exact).expect(prefix);
+        // Not if other tensors are beside them.
+        let mut tensors = tensors;
+        tensors.push(("epoch".to_owned(), Tensor::zeros([1], (Kind::Float, Device::Cpu))));
         let told = message(&tensors, &model);
         assert!(told.contains(&format!(" has {prefix}")), "{told}");
         assert!(!told.contains("model.pooling"), "{told}");
     }
     let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-    let hugging_face = [(
-        "vit.embeddings.patch_embeddings.projection.weight".to_owned(),
-        zeros(&[4]),
-    )];
-    let told = message(&hugging_face, &model);
-    assert!(told.contains("Hugging Face"), "{told}");
+    let unknown = [("swin.embeddings.norm.weight".to_owned(), zeros(&[4]))];
+    let told = message(&unknown, &model);
+    assert!(
+        told.contains(
+            "has swin.embeddings.norm.weight, but no patch embedding under a known name: known are"
+        ),
+        "{told}"
+    );
     // A norm of queries, which this model does not have.
     let mut with_norms = own;
     with_norms.push(("blocks.0.attn.q_norm.weight".to_owned(), zeros(&[4])));
@@ -140,7 +159,7 @@ fn what_a_file_is_of_is_told_where_it_does_not_fit() {
     }
     let told = message(&tensors, &averaging);
     assert!(
-        told.contains("a class token with model.pooling average is not supported"),
+        told.contains("it covers the class token too, except with register tokens"),
         "{told}"
     );
 }
@@ -173,7 +192,7 @@ fn what_torchvision_does_not_have_is_refused_by_name() {
     ] {
         let weights = Weights::read(&golden(case)).expect("reads");
         let message = weights
-            .named(Naming::Torchvision)
+            .named(Naming::Torchvision, &config(case))
             .expect_err("refused")
             .to_string();
         let expected = format!("has a tensor {name}, for which torchvision has no name");
