@@ -1,4 +1,4 @@
-//! Lists the files of a data set on the Hugging Face Hub. The files are read as from any web
+//! Lists the files of a data set or a model on the Hugging Face Hub. The files are read as from any web
 //! server.
 //!
 //! The crate hf-hub would add about 60 dependencies for its chunked storage. The protocol is
@@ -14,24 +14,25 @@ use serde::de::DeserializeOwned;
 
 use crate::Error;
 use crate::error::innermost;
+use crate::location::Repository;
 
 const ENDPOINT: &str = "https://huggingface.co";
 const TIMEOUT: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// A data set at one commit.
+/// A repository at one commit.
 #[derive(Debug)]
 pub(crate) struct Hub {
     client: Client,
     endpoint: String,
-    dataset: String,
+    repository: Repository,
     commit: String,
     token: Option<HeaderValue>,
     patience: Duration,
 }
 
-/// A file of a data set.
+/// A file of a repository.
 #[derive(Debug)]
 pub(crate) struct HubFile {
     pub(crate) path: String,
@@ -65,8 +66,12 @@ struct Lfs {
 }
 
 impl Hub {
-    /// A data set, at the current commit of a revision, so that all later reads see the same one.
-    pub(crate) async fn open(dataset: &str, revision: &str, patience: Duration) -> Result<Self, Error> {
+    /// A repository, at the current commit of a revision, so that all later reads see the same one.
+    pub(crate) async fn open(
+        repository: &Repository,
+        revision: &str,
+        patience: Duration,
+    ) -> Result<Self, Error> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let token = variable("HF_TOKEN").and_then(|token| {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim())).ok()?;
@@ -84,7 +89,7 @@ impl Hub {
                     reason: innermost(&error),
                 })?,
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-            dataset: dataset.into(),
+            repository: repository.clone(),
             commit: String::new(),
             token,
             patience,
@@ -97,10 +102,13 @@ impl Hub {
 
     /// URL of the files.
     pub(crate) fn files_url(&self) -> String {
-        format!(
-            "{}/datasets/{}/resolve/{}",
-            self.endpoint, self.dataset, self.commit
-        )
+        let kind = if self.repository.is_dataset {
+            "datasets/"
+        } else {
+            ""
+        };
+        let name = &self.repository.name;
+        format!("{}/{kind}{name}/resolve/{}", self.endpoint, self.commit)
     }
 
     /// Headers of every request.
@@ -144,9 +152,15 @@ impl Hub {
         let address = if question.starts_with("http") {
             question.to_owned()
         } else {
-            format!("{}/api/datasets/{}/{question}", self.endpoint, self.dataset)
+            let kind = if self.repository.is_dataset {
+                "datasets"
+            } else {
+                "models"
+            };
+            let name = &self.repository.name;
+            format!("{}/api/{kind}/{name}/{question}", self.endpoint)
         };
-        let place = format!("{} of the Hub", self.dataset);
+        let place = format!("{} of the Hub", self.repository.name);
         let url = Url::parse(&address).map_err(|error| Error::Location {
             text: address.clone(),
             expected: error.to_string(),

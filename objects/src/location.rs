@@ -9,7 +9,7 @@ use object_store::path::Path;
 use crate::Error;
 use crate::error::innermost;
 
-const EXPECTED: &str = "must be s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH], or https://HOST/PATH";
+const EXPECTED: &str = "must be s3://BUCKET/PATH, gs://BUCKET/PATH, hf://[datasets/]OWNER/NAME[@REVISION][/PATH], or https://HOST/PATH";
 
 const UNLISTED: &str = "a web server does not list files: name one, or a range such as train-{000..127}.tar";
 
@@ -36,11 +36,19 @@ pub(crate) enum Place {
     Http {
         origin: String,
     },
-    /// A data set of the Hugging Face Hub.
+    /// A data set or a model of the Hugging Face Hub.
     Hub {
-        dataset: String,
+        repository: Repository,
         revision: String,
     },
+}
+
+/// A repository of the Hub.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Repository {
+    pub(crate) is_dataset: bool,
+    /// OWNER/NAME.
+    pub(crate) name: String,
 }
 
 impl Place {
@@ -106,7 +114,10 @@ impl FromStr for Location {
                 (Place::Http { origin }, path)
             }
             "hf" => {
-                let path = rest.strip_prefix("datasets/").ok_or_else(|| refused(EXPECTED))?;
+                let (is_dataset, path) = match rest.strip_prefix("datasets/") {
+                    Some(path) => (true, path),
+                    None => (false, rest),
+                };
                 let mut parts = path.splitn(3, '/');
                 let (Some(owner), Some(name)) = (parts.next(), parts.next()) else {
                     return Err(refused(EXPECTED));
@@ -126,8 +137,9 @@ impl FromStr for Location {
                 if owner.is_empty() || name.is_empty() || revision.is_empty() {
                     return Err(refused(EXPECTED));
                 }
-                let dataset = format!("{owner}/{name}");
-                (Place::Hub { dataset, revision }, inner)
+                let name = format!("{owner}/{name}");
+                let repository = Repository { is_dataset, name };
+                (Place::Hub { repository, revision }, inner)
             }
             _ => return Err(refused(EXPECTED)),
         };
@@ -200,9 +212,17 @@ mod tests {
             bucket: bucket.into(),
         };
         let named = |names: &[&str]| Files::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        let repository = |is_dataset, name: &str| Repository {
+            is_dataset,
+            name: name.into(),
+        };
         let hub = |revision: &str| Place::Hub {
-            dataset: "uoft-cs/cifar10".into(),
+            repository: repository(true, "uoft-cs/cifar10"),
             revision: revision.into(),
+        };
+        let model = Place::Hub {
+            repository: repository(false, "timm/vit_base_patch16_dinov3.lvd1689m"),
+            revision: "1f2e".into(),
         };
         let http = Place::Http {
             origin: "https://a.example:8443".into(),
@@ -249,6 +269,12 @@ mod tests {
                 "plain_text",
                 Files::All,
             ),
+            (
+                "hf://timm/vit_base_patch16_dinov3.lvd1689m@1f2e/model.safetensors",
+                model,
+                "model.safetensors",
+                Files::All,
+            ),
         ] {
             let found: Location = text.parse().expect(text);
             assert_eq!(
@@ -266,7 +292,7 @@ mod tests {
             ("/data", EXPECTED),
             ("ftp://a/b", EXPECTED),
             ("s3:///a", EXPECTED),
-            ("hf://uoft-cs/cifar10", EXPECTED),
+            ("hf://cifar10", EXPECTED),
             ("hf://datasets/cifar10", EXPECTED),
             (
                 "https://a/b?c",

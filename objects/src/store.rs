@@ -137,8 +137,8 @@ impl Store {
                 let builder = builder.with_client_options(options).with_retry(retries);
                 Arc::new(builder.build().map_err(unusable)?)
             }
-            Place::Hub { dataset, revision } => {
-                let known = Hub::open(dataset, revision, patience).await?;
+            Place::Hub { repository, revision } => {
+                let known = Hub::open(repository, revision, patience).await?;
                 let builder = HttpBuilder::new()
                     .with_url(known.files_url())
                     .with_client_options(options.with_default_headers(known.headers()))

@@ -29,7 +29,7 @@ pub(crate) fn with_pretrained(
         (Some(file), _) => config.model.pretrained = Some(file.into()),
         (None, Some(file)) if !file.exists() => {
             return Err(TrainError::Config(format!(
-                "{}: spec.model.pretrained is a file on a volume that this machine does not mount: pass --pretrained FILE",
+                "{}: spec.model.pretrained is a file in pods: pass --pretrained FILE (vit-trainer fetch downloads one)",
                 manifest.display()
             )));
         }

@@ -125,13 +125,13 @@ pub struct Data {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Origin {
-    /// locations are s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH]
-    /// or https://HOST/PATH: a folder or a file. The last part of a path may have a range such as
-    /// {000..127} and, except on web servers, a *.
+    /// locations are s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH],
+    /// hf://OWNER/NAME[@REVISION][/PATH] of a model, or https://HOST/PATH: a folder or a file. The last
+    /// part of a path may have a range such as {000..127} and, except on web servers, a *.
     #[schemars(
         length(min = 1, max = 16),
         inner(
-            regex(pattern = "^((s3|gs|https?)://[^/]|hf://datasets/[^/])"),
+            regex(pattern = "^((s3|gs|https?)://[^/]|hf://[^/]+/[^/])"),
             length(max = 1024)
         )
     )]

@@ -69,8 +69,9 @@ pub(crate) const STRATEGY_EXPECTED: &str =
 
 /// Fetching needs vit-trainer in the image.
 pub(super) fn fetches_itself() -> Rule {
-    let message = format!("data.from {FROM_EXPECTED}");
-    Rule::new("!has(self.external) || !has(self.data.from)").message(message.as_str())
+    let message = format!("data.from and model.pretrained.from {FROM_EXPECTED}");
+    let fetches = "has(self.data.from) || (has(self.model.pretrained) && has(self.model.pretrained.from))";
+    Rule::new(format!("!has(self.external) || !({fetches})")).message(message.as_str())
 }
 
 pub(crate) const FROM_EXPECTED: &str =

@@ -1,8 +1,7 @@
 use kube::KubeSchema;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Pooling, Volume, multiple};
+use super::{Origin, Pooling, Volume, multiple};
 
 /// Model is the Vision Transformer to train: a preset by timm's name, custom sizes, or a preset
 /// with changed sizes.
@@ -80,14 +79,40 @@ pub struct Model {
 /// timm, torchvision, Hugging Face, open_clip or Meta. As in timm, the head stays random if the number of classes differs, the
 /// position embedding is resized to imageSize, and the patch embedding adapted to channels.
 // The schema describes an optional field by its type.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("has(self.from) != has(self.path)").message("give path in a volume, or from"),
+    validation = Rule::new("!has(self.path) || has(self.volume)").message("path needs the volume that has the file"),
+    validation = Rule::new("!has(self.from) || size(self.from.locations) == 1").message("from must have one location, of one file")
+)]
 pub struct Pretrained {
-    /// volume holds the file; pods mount it read-only.
-    pub volume: Volume,
+    /// volume has the file at path, and pods mount it read-only; or keeps the file that is fetched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<Volume>,
     /// path of the file in the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[^/:][^:]*$"), length(max = 256))]
-    pub path: String,
+    pub path: Option<String>,
+    /// from is a location to fetch the file from before the trainer starts: of a safetensors file, or
+    /// hf://OWNER/NAME[@REVISION] for the model.safetensors of a model of the Hugging Face Hub. Without
+    /// a volume, each pod fetches it to its node's disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Origin>,
+}
+
+impl Pretrained {
+    /// The location of the file that is fetched.
+    pub fn location(&self) -> Option<String> {
+        let location = self.from.as_ref()?.locations.first()?;
+        let repository = location
+            .strip_prefix("hf://")
+            .filter(|rest| rest.trim_end_matches('/').matches('/').count() == 1);
+        Some(match repository {
+            Some(repository) => format!("hf://{}/model.safetensors", repository.trim_end_matches('/')),
+            None => location.clone(),
+        })
+    }
 }
 
 fn default_channels() -> i32 {

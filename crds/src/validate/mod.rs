@@ -275,8 +275,14 @@ fn external(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
             spec::external::BALANCE_EXPECTED,
         );
     }
-    if spec.data.from.is_some() {
-        refuse(errors, "data.from", "given", spec::external::FROM_EXPECTED);
+    let weights = spec.model.pretrained.as_ref().and_then(|file| file.from.as_ref());
+    for (field, from) in [
+        ("data.from", spec.data.from.as_ref()),
+        ("model.pretrained.from", weights),
+    ] {
+        if from.is_some() {
+            refuse(errors, field, "given", spec::external::FROM_EXPECTED);
+        }
     }
 }
 

@@ -60,14 +60,26 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
 
 /// The file's path in a pod.
 fn pretrained(pretrained: &spec::Pretrained, errors: &mut Vec<ConfigError>) -> PathBuf {
-    volume("model.pretrained.volume", &pretrained.volume, errors);
-    let path = Path::new(&pretrained.path);
-    let mut parts = path.components();
-    if parts.any(|part| !matches!(part, Component::Normal(_))) || pretrained.path.is_empty() {
-        let expected = "must be the path of a file in the volume, without . or ..";
-        refuse(errors, "model.pretrained.path", &pretrained.path, expected);
+    if let Some(given) = &pretrained.volume {
+        volume("model.pretrained.volume", given, errors);
     }
-    Path::new(PRETRAINED_FOLDER).join(path)
+    let Some(location) = pretrained.location() else {
+        let given = pretrained.path.as_deref().unwrap_or_default();
+        let path = Path::new(given);
+        let mut parts = path.components();
+        if parts.any(|part| !matches!(part, Component::Normal(_))) || given.is_empty() {
+            let expected = "must be the path of a file in the volume, without . or ..";
+            refuse(errors, "model.pretrained.path", given, expected);
+        }
+        return Path::new(PRETRAINED_FOLDER).join(path);
+    };
+    let name = location.rsplit('/').next().unwrap_or_default();
+    if !name.ends_with(".safetensors") || name.contains(['*', '{', '%']) {
+        let expected =
+            "must be the location of one .safetensors file, or hf://OWNER/NAME[@REVISION] of a model";
+        refuse(errors, "model.pretrained.from", &location, expected);
+    }
+    Path::new(PRETRAINED_FOLDER).join(name)
 }
 
 #[cfg(test)]
@@ -119,6 +131,33 @@ mod tests {
         assert_eq!(
             config.pretrained.as_deref(),
             Some(Path::new("/pretrained/timm/vit.safetensors"))
+        );
+    }
+
+    #[test]
+    fn fetched_weights_are_one_file() {
+        let of = |location: &str| {
+            let mut errors = Vec::new();
+            let text = format!(
+                "name: vit_b_16\nnumClasses: 10\npretrained: {{from: {{locations: ['{location}']}}}}\n"
+            );
+            let config = model(&serde_saphyr::from_str(&text).expect("parses"), &mut errors);
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            (config.pretrained.expect("a file").display().to_string(), errors)
+        };
+        for (location, file) in [
+            ("hf://timm/vit_small_patch16_dinov3.lvd1689m", "model.safetensors"),
+            ("hf://timm/vit@refs/pr/1/model.safetensors", "model.safetensors"),
+            ("s3://weights/vit/a.safetensors", "a.safetensors"),
+        ] {
+            assert_eq!(of(location), (format!("/pretrained/{file}"), Vec::new()));
+        }
+        let (_, errors) = of("s3://weights/vit-*.safetensors");
+        assert_eq!(
+            errors,
+            [
+                "model.pretrained.from is s3://weights/vit-*.safetensors: must be the location of one .safetensors file, or hf://OWNER/NAME[@REVISION] of a model"
+            ]
         );
     }
 }

@@ -1,34 +1,76 @@
-//! The container that fetches the data set into its volume before the ranks start.
+//! The containers that fetch files into their volumes before the ranks start.
 
 use contract::environment;
 use crds::ViTTrainingJobSpec;
-use crds::spec::Origin;
+use crds::spec::{Origin, Volume};
+use crds::validate::PRETRAINED_FOLDER;
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, SecretEnvSource, VolumeMount};
 
 use super::variable;
-use crate::policy::gang::FETCH;
+use crate::policy::gang::{FETCH, FETCH_WEIGHTS};
 
 /// Name of the volume of the data set.
 pub(super) const DATA: &str = "data";
+/// Name of the volume of weights to start from.
+pub(super) const PRETRAINED: &str = "pretrained";
 
-/// The container, with the trainer's image, user and variables; `None` if nothing is fetched.
-pub(super) fn container(trainer: &Container, spec: &ViTTrainingJobSpec) -> Option<Container> {
-    let (data, workers) = (&spec.data, &spec.workers);
-    let (volume, origin) = (data.volume.as_ref()?, data.from.as_ref()?);
+/// What a container fetches.
+struct Files<'a> {
+    container: &'static str,
+    volume: &'static str,
+    folder: &'a str,
+    sub_path: Option<String>,
+    locations: Vec<String>,
+    origin: &'a Origin,
+}
+
+/// The containers, with the trainer's image, user and variables, in the order in which they run.
+pub(super) fn containers(trainer: &Container, spec: &ViTTrainingJobSpec) -> Vec<Container> {
+    let sub_path = |volume: Option<&Volume>| volume.and_then(|volume| volume.sub_path.clone());
+    let pretrained = spec.model.pretrained.as_ref();
+    let weights = pretrained.and_then(|file| {
+        Some(Files {
+            container: FETCH_WEIGHTS,
+            volume: PRETRAINED,
+            folder: PRETRAINED_FOLDER,
+            sub_path: sub_path(file.volume.as_ref()),
+            locations: vec![file.location()?],
+            origin: file.from.as_ref()?,
+        })
+    });
+    let data = &spec.data;
+    let data = data
+        .from
+        .as_ref()
+        .filter(|_| data.volume.is_some())
+        .map(|origin| Files {
+            container: FETCH,
+            volume: DATA,
+            folder: &data.path,
+            sub_path: sub_path(data.volume.as_ref()),
+            locations: origin.locations.clone(),
+            origin,
+        });
+    let files = [weights, data].into_iter().flatten();
+    files.map(|files| container(trainer, spec, files)).collect()
+}
+
+fn container(trainer: &Container, spec: &ViTTrainingJobSpec, files: Files<'_>) -> Container {
+    let workers = &spec.workers;
     let sources = workers.env_from.iter().cloned();
-    let sources: Vec<_> = sources.chain(credentials(origin)).collect();
+    let sources: Vec<_> = sources.chain(credentials(files.origin)).collect();
     let mount = VolumeMount {
-        name: DATA.into(),
-        mount_path: data.path.clone(),
-        sub_path: volume.sub_path.clone(),
+        name: files.volume.into(),
+        mount_path: files.folder.into(),
+        sub_path: files.sub_path,
         ..VolumeMount::default()
     };
-    let arguments = ["fetch", "--to", &data.path, "--"].into_iter().map(Into::into);
+    let arguments = ["fetch", "--to", files.folder, "--"].into_iter().map(Into::into);
     // The operator reads its error.
     let termination_log = variable(environment::TERMINATION_LOG, environment::TERMINATION_LOG_PATH);
-    Some(Container {
-        name: FETCH.into(),
-        args: Some(arguments.chain(origin.locations.iter().cloned()).collect()),
+    Container {
+        name: files.container.into(),
+        args: Some(arguments.chain(files.locations).collect()),
         env: Some(workers.env.iter().cloned().chain([termination_log]).collect()),
         env_from: (!sources.is_empty()).then_some(sources),
         // Without the trainer's GPUs. Its other resources are free until it starts.
@@ -42,7 +84,7 @@ pub(super) fn container(trainer: &Container, spec: &ViTTrainingJobSpec) -> Optio
                 .collect(),
         ),
         ..trainer.clone()
-    })
+    }
 }
 
 /// The variables with a store's credentials.

@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-use super::fetch::DATA;
+use super::fetch::{DATA, PRETRAINED};
 use super::{Member, confined, external, fetch, metadata, name_of_attempt, variable};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
@@ -50,7 +50,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
     metadata.annotations = Some(annotations);
     let (volumes, mounts) = volumes(job, valid, member.attempt);
     let container = container(job, valid, member, mounts);
-    let before = fetch::container(&container, spec);
+    let before = fetch::containers(&container, spec);
     let (container, beside) = match &spec.external {
         None => (container, None),
         Some(other) => {
@@ -277,7 +277,13 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
     let files = files.map(|volume| mounted(DATA, volume, &data.path, data.from.is_none()));
     all.extend(files.or_else(|| data.cache.as_ref().map(cached)));
     let pretrained = valid.spec.model.pretrained.as_ref();
-    all.extend(pretrained.map(|file| mounted("pretrained", &file.volume, PRETRAINED_FOLDER, true)));
+    all.extend(pretrained.map(|file| match &file.volume {
+        Some(volume) => mounted(PRETRAINED, volume, PRETRAINED_FOLDER, file.from.is_none()),
+        None => (
+            empty(PRETRAINED, None, None),
+            mount(PRETRAINED, PRETRAINED_FOLDER, None, true),
+        ),
+    }));
     let checkpoint = &valid.spec.checkpoint;
     all.push(match &checkpoint.volume {
         None => (

@@ -142,6 +142,49 @@ fn a_pod_that_fetches_its_data_set() {
 }
 
 #[test]
+fn weights_are_fetched_before_the_data_set_into_a_folder_that_the_trainer_only_reads() {
+    let mut job = fixtures::job();
+    let from = json!({"locations": ["hf://timm/vit@v1"], "credentialsSecret": "token"});
+    job.spec.model.pretrained = serde_json::from_value(json!({"from": from})).expect("weights");
+    job.spec.data.from = serde_json::from_value(json!({"locations": ["s3://images"]})).expect("an origin");
+    let pod = json!(pod_of(&job, member()));
+    let before = pod["spec"]["initContainers"].as_array().expect("containers");
+    let names: Vec<_> = before.iter().map(|container| &container["name"]).collect();
+    assert_eq!(names, ["fetch-weights", "fetch"]);
+    assert_eq!(
+        before[0]["args"],
+        json!([
+            "fetch",
+            "--to",
+            "/pretrained",
+            "--",
+            "hf://timm/vit@v1/model.safetensors"
+        ])
+    );
+    assert_eq!(before[0]["envFrom"], json!([{"secretRef": {"name": "token"}}]));
+    let mount = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().expect("mounts").iter();
+        mounts
+            .filter(|mount| mount["name"] == "pretrained")
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        mount(&before[0]),
+        [json!({"name": "pretrained", "mountPath": "/pretrained"})]
+    );
+    assert_eq!(
+        mount(&pod["spec"]["containers"][0]),
+        [json!({"name": "pretrained", "mountPath": "/pretrained", "readOnly": true})]
+    );
+    let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
+    assert!(
+        volumes.contains(&json!({"name": "pretrained", "emptyDir": {}})),
+        "{volumes:?}"
+    );
+}
+
+#[test]
 fn a_pod_that_streams_its_data_set() {
     let mut job = fixtures::job();
     job.spec.data.format = contract::DataFormat::Parquet;

@@ -15,6 +15,9 @@ pub(crate) use crds::labels::CONTAINER;
 pub(crate) const AGENT: &str = "vit-agent";
 /// Name of the container that fetches the data set before the trainer starts.
 pub(crate) const FETCH: &str = "fetch";
+/// Name of the container that fetches weights to start from before that.
+pub(crate) const FETCH_WEIGHTS: &str = "fetch-weights";
+const FETCHES: [&str; 2] = [FETCH_WEIGHTS, FETCH];
 /// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
 pub(crate) const METRICS_PORT: &str = "metrics";
 
@@ -133,8 +136,8 @@ impl PodView {
     /// `None` for pods of no job.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let member = Membership::of(pod)?;
-        let fetched = terminated(pod, FETCH);
-        let ended = terminated(pod, CONTAINER).or(fetched.filter(|fetched| fetched.exit_code != 0));
+        let mut fetched = FETCHES.iter().filter_map(|name| terminated(pod, name));
+        let ended = terminated(pod, CONTAINER).or_else(|| fetched.find(|fetched| fetched.exit_code != 0));
         let trainer = trainer(pod);
         // Wait for the last report of rank 0's sidecar while it may still come.
         let may_report =
@@ -221,7 +224,7 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = (&'static str, &ContainerStatus)>
 
 /// Whether the operator put this container into the pod. Webhooks add others.
 fn is_own(name: &str) -> bool {
-    [FETCH, AGENT, CONTAINER].contains(&name)
+    FETCHES.contains(&name) || [AGENT, CONTAINER].contains(&name)
 }
 
 fn state_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
@@ -229,13 +232,15 @@ fn state_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
     container.state.as_ref()
 }
 
+/// Of the last container that fetches and has started.
 fn fetch(pod: &Pod) -> Option<Fetch> {
-    let state = state_of(pod, FETCH)?;
-    match (&state.running, &state.terminated) {
+    let states = FETCHES.iter().rev().filter_map(|name| state_of(pod, name));
+    let mut fetches = states.filter_map(|state| match (&state.running, &state.terminated) {
         (Some(_), _) => Some(Fetch::Runs),
         (None, Some(ended)) => Some(Fetch::Done(ended.finished_at.as_ref()?.0)),
         (None, None) => None,
-    }
+    });
+    fetches.next()
 }
 
 /// How a container ended.
@@ -375,7 +380,7 @@ fn cannot_start(pod: &Pod) -> Option<CannotStart> {
     let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
     // What the manifest does not name is never its fault.
     let (misconfigured, absent) = match name {
-        FETCH | CONTAINER => (CannotStart::Misconfigured, CannotStart::Absent),
+        FETCH_WEIGHTS | FETCH | CONTAINER => (CannotStart::Misconfigured, CannotStart::Absent),
         _ => (CannotStart::Refused, CannotStart::Unavailable),
     };
     Some(match waiting.reason.as_deref()? {
@@ -484,9 +489,9 @@ mod tests {
                 "name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0,
             }))
         };
-        let init = ["gpu-check", FETCH, AGENT].map(&mut state_of);
+        let init = ["gpu-check", FETCH_WEIGHTS, FETCH, AGENT].map(&mut state_of);
         let [trainer, mesh] = [CONTAINER, "mesh"].map(&mut state_of);
-        if init[2].is_some() {
+        if init[3].is_some() {
             let agent = json!([{"name": AGENT, "ports": [{"name": METRICS_PORT, "containerPort": 9402}]}]);
             spec.init_containers = serde_json::from_value(agent).expect("a container");
             spec.containers[0].ports = None;
@@ -557,6 +562,9 @@ mod tests {
 {fetch: {terminated: {exitCode: 0, finishedAt: TIME}}, trainer: {waiting: {reason: PodInitializing}}} -> has fetched
 {fetch: {terminated: {exitCode: 79, finishedAt: TIME, message: FAILURE}}} -> has fetched; Storage Some("no answer") "" None
 {fetch: {waiting: {reason: ErrImageNeverPull}}, trainer: {waiting: {reason: PodInitializing}}} -> stuck: ErrImageNeverPull; Misconfigured
+{fetch-weights: {running: {}}, fetch: {waiting: {reason: PodInitializing}}, trainer: {waiting: {reason: PodInitializing}}} -> fetches
+{fetch-weights: {terminated: {exitCode: 0, finishedAt: TIME}}, fetch: {running: {}}, trainer: {waiting: {reason: PodInitializing}}} -> fetches
+{fetch-weights: {terminated: {exitCode: 79, finishedAt: TIME, message: FAILURE}}} -> has fetched; Storage Some("no answer") "" None
 {phase: Running, podIP: "fd00::7", conditions: [{type: Ready, status: "True"}]} -> ready; http://[fd00::7]:9402
 {phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 0}}} -> ready
 {phase: Running, vit-agent: {running: {}}, trainer: {terminated: {exitCode: 1, message: Traceback}}} ->

@@ -323,7 +323,7 @@ impl<'a> Next<'a> {
         let mut message = format!("{ready} of {desired} pods are ready");
         let fetching = gang.iter().filter(|pod| pod.fetch == Some(Fetch::Runs)).count();
         if fetching > 0 {
-            message = format!("{message}; {fetching} fetch data.from or wait for another that does");
+            message = format!("{message}; {fetching} fetch files or wait for another pod that does");
         }
         let stuck = gang
             .iter()

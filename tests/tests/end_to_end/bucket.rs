@@ -25,6 +25,8 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     let count = copy_files(context.digits(), &files.join("images"))?;
     let goldens = vit_tests::root().join("tests/peers/goldens/parquet/hub/data");
     copy_files(&goldens, &files.join("pictures"))?;
+    let goldens = vit_tests::root().join("tests/peers/goldens/hf_vit");
+    copy_files(&goldens, &files.join("weights"))?;
     let endpoint = context.block_on(serve(&files, context.cluster.host_address()))?;
     let fetched = context.data_folder("fetched")?;
     std::os::unix::fs::chown(&fetched, Some(65532), Some(65532))?;
@@ -93,16 +95,25 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     streams(&namespace)
 }
 
-/// Two pods stream Parquet files while they train, and cache them.
+/// Two pods stream Parquet files while they train, and cache them. They start from weights under Hugging Face's names
+/// that they fetched.
 fn streams(namespace: &Namespace<'_>) -> Result<()> {
     let from = json!({"locations": ["s3://pictures"], "credentialsSecret": SECRET});
     let data = json!({"format": "parquet", "volume": null, "from": from, "cache": {"sizeLimit": "64Mi"}});
+    let weights = json!({"locations": ["s3://weights/model.safetensors"], "credentialsSecret": SECRET});
+    let model = json!({
+        "imageSize": 16, "patchSize": 4, "hiddenSize": 24, "depth": 2, "heads": 3, "mlpSize": 48, "pooling": "token",
+        "pretrained": {"from": weights},
+    });
+    let training = json!({"epochs": 3, "microBatchSize": 4});
     namespace.create(
         "streams",
-        json!({"data": data, "training": {"epochs": 3, "microBatchSize": 4}, "workers": {"nodes": 2}}),
+        json!({"model": model, "data": data, "training": training, "workers": {"nodes": 2}}),
     )?;
     let status = namespace.wait_phase("streams", Phase::Succeeded)?;
-    check_attempts(&status, 1, 0)
+    check_attempts(&status, 1, 0)?;
+    let told = namespace.kubectl(["logs", "streams-1-0", "-c", "trainer"])?;
+    check_contains(&told, &["/pretrained/model.safetensors is for 5 classes: the head"])
 }
 
 /// Starts an S3 server for the buckets in a folder, and returns its address.

@@ -1,4 +1,4 @@
-//! `vit-trainer fetch`: copies a data set from a store to a folder.
+//! `vit-trainer fetch`: copies files from a store to a folder.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(
         required = true,
         value_name = "LOCATION",
-        help = "Location of the files: s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH] or https://HOST/PATH. The last part of a path may have a range such as {000..127} and, except for web servers, a *"
+        help = "Location of the files: s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH], hf://OWNER/NAME[@REVISION][/PATH] of a model, or https://HOST/PATH. The last part of a path may have a range such as {000..127} and, except for web servers, a *"
     )]
     from: Vec<Location>,
     /// Folder to fetch into

@@ -142,7 +142,7 @@ impl Server {
         Self::start(|files| Router::new().fallback_service(ServeDir::new(files)))
     }
 
-    /// One data set of the Hub, `owner/name`, whose file list has two pages.
+    /// A data set and a model of the Hub, `owner/name`, whose file list has two pages.
     fn hub() -> Self {
         Self::start(|files| {
             let folder = files.to_owned();
@@ -150,11 +150,20 @@ impl Server {
                 let folder = folder.clone();
                 async move { page(&folder, &request) }
             };
-            Router::new()
-                .route("/api/datasets/owner/name/revision/main", get(revision))
-                .route("/api/datasets/owner/name/tree/c0ffee/", get(tree))
-                .route("/datasets/owner/name/resolve/c0ffee/{*path}", any(redirect))
-                .nest_service("/cdn", ServeDir::new(files))
+            let repositories = [("datasets", "/datasets"), ("models", "")];
+            let routes = repositories
+                .into_iter()
+                .fold(Router::new(), |routes, (kind, prefix)| {
+                    let tree = tree.clone();
+                    routes
+                        .route(&format!("/api/{kind}/owner/name/revision/main"), get(revision))
+                        .route(&format!("/api/{kind}/owner/name/tree/c0ffee/"), get(tree))
+                        .route(
+                            &format!("{prefix}/owner/name/resolve/c0ffee/{{*path}}"),
+                            any(redirect),
+                        )
+                });
+            routes.nest_service("/cdn", ServeDir::new(files))
         })
     }
 
@@ -256,7 +265,8 @@ async fn redirect(request: Request) -> Response {
     let path = request
         .uri()
         .path()
-        .trim_start_matches("/datasets/owner/name/resolve/c0ffee");
+        .trim_start_matches("/datasets")
+        .trim_start_matches("/owner/name/resolve/c0ffee");
     (StatusCode::FOUND, [(LOCATION, format!("/cdn{path}"))]).into_response()
 }
 
@@ -317,11 +327,12 @@ fn files() -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Each kind of store with the same files, and the locations of them all.
-fn stores() -> [(Server, Vec<&'static str>); 3] {
-    let [s3, web, hub] = [Server::s3(), Server::web(), Server::hub()];
+fn stores() -> [(Server, Vec<&'static str>); 4] {
+    let [s3, web, hub, models] = [Server::s3(), Server::web(), Server::hub(), Server::hub()];
     s3.write(&files(), "images/set");
     web.write(&files(), "set");
     hub.write(&files(), "");
+    models.write(&files(), "");
     // A web server has no listing.
     let of_web = vec![
         "SERVER/set/train-{000..001}.tar",
@@ -332,6 +343,7 @@ fn stores() -> [(Server, Vec<&'static str>); 3] {
         (s3, vec!["s3://images/set"]),
         (web, of_web),
         (hub, vec!["hf://datasets/owner/name"]),
+        (models, vec!["hf://owner/name"]),
     ]
 }
 

@@ -180,7 +180,7 @@ fn pods_that_start_are_written_in_the_kubelet_s_words() {
             &followed(Phase::Starting, vec![fetching(0), fetching(1)]),
             RUNNING
         ),
-        "0 of 2 pods are ready; 2 fetch data.from or wait for another that does"
+        "0 of 2 pods are ready; 2 fetch files or wait for another pod that does"
     );
     // A gang stays running while its pods finish one by one.
     let finished = PodView {
