@@ -387,6 +387,8 @@ mod tests {
                 .chain(vit.head.parameters())
                 .collect();
             let values: f64 = parameters.iter().map(|parameter| parameter.values(1)).sum();
+            let kept = parameters.iter().filter(|parameter| !parameter.decays);
+            let undecayed: f64 = kept.map(|parameter| parameter.values(1)).sum();
             let activation = match model.architecture.mlp {
                 Mlp::Gelu => "GELU",
                 Mlp::GeluTanh => "GELUTanh",
@@ -400,6 +402,7 @@ mod tests {
             };
             let mut found = serde_json::json!({
                 "image": model.image_size, "parameters": values as u64, "tensors": parameters.len(),
+                "undecayed": undecayed as u64,
                 "heads": model.heads, "activation": activation, "epsilon": model.architecture.norm_epsilon,
                 "pool": pool, "layer_scale": model.layer_scale,
             });

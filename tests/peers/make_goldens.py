@@ -336,6 +336,7 @@ def write_presets():
             with torch.device("meta"):
                 model = timm.create_model(name, num_classes=1000)
             shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+            no_decay = model.no_weight_decay()
             block = model.blocks[0]
             activation = getattr(block.mlp, "act", None) if hasattr(block, "mlp") else None
             presets[name] = {
@@ -343,6 +344,9 @@ def write_presets():
                 else model.patch_embed.img_size[0],
                 "parameters": sum(math.prod(shape) for shape in shapes),
                 "tensors": len(shapes),
+                "undecayed": sum(
+                    parameter.numel() for key, parameter in model.named_parameters()
+                    if parameter.ndim <= 1 or key.endswith(".bias") or key in no_decay),
                 "heads": getattr(getattr(block, "attn", None), "num_heads", None),
                 "activation": type(activation).__name__,
                 "epsilon": getattr(getattr(block, "norm1", None), "eps", None),

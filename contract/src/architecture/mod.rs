@@ -316,7 +316,11 @@ impl AttentionPoolSpec {
         };
         let mlp = MlpSpec::new("attn_pool.mlp", [width, model.mlp_size.into()], parts.mlp);
         Self {
-            latent: ParameterSpec::tokens("attn_pool.latent", [1, width], Initial::TruncatedNormal),
+            latent: ParameterSpec {
+                // As in timm.
+                decays: true,
+                ..ParameterSpec::tokens("attn_pool.latent", [1, width], Initial::TruncatedNormal)
+            },
             query: layer("q", width),
             key_value: layer("kv", 2 * width),
             projection: layer("proj", width),
