@@ -113,7 +113,10 @@ fn streams(namespace: &Namespace<'_>) -> Result<()> {
     let status = namespace.wait_phase("streams", Phase::Succeeded)?;
     check_attempts(&status, 1, 0)?;
     let told = namespace.kubectl(["logs", "streams-1-0", "-c", "trainer"])?;
-    check_contains(&told, &["/pretrained/model.safetensors is for 5 classes: the head"])
+    check_contains(
+        &told,
+        &["/pretrained/model.safetensors is for 5 classes: the head"],
+    )
 }
 
 /// Starts an S3 server for the buckets in a folder, and returns its address.
