@@ -54,7 +54,7 @@ const SHARED: &[(&str, Test)] = tests![
     training::one_manifest_trains_on_like_gpus,
     training::prometheus_has_what_synchronisation_cost,
     training::synthetic_example_runs_without_a_data_set,
-    faults::unknown_preset_fails_with_the_known_ones,
+    faults::unknown_preset_fails_with_one_that_is_known,
     faults::missing_data_fails_once_and_expires,
     faults::truncated_record_is_named_by_file_and_offset,
     faults::rank_that_is_stopped_is_a_stall_and_the_gang_restarts,
