@@ -138,6 +138,10 @@ impl Testbed {
             Ok(leads.is_some_and(|metrics| metrics.sum("vit_operator_leader") > 0.0))
         })
         .await?;
+        Box::pin(self.run_first_job()).await
+    }
+
+    async fn run_first_job(&self) -> Result<()> {
         let jobs: Api<ViTTrainingJob> = Api::namespaced(self.client.clone(), NAMESPACE);
         let first = jobs
             .create(&PostParams::default(), &workload::job(usize::MAX, 1)?)
