@@ -172,6 +172,7 @@ fn plain(size: &str, patch_size: u32, image_size: u32) -> Option<ModelConfig> {
         register_tokens: 0,
         layer_scale: None,
         drop_path: 0.0,
+        train_last_blocks: None,
         architecture: Architecture::default(),
         pretrained: None,
     })

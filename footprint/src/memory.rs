@@ -40,15 +40,18 @@ const COMMUNICATOR: f64 = 688.0 * 1024.0 * 1024.0;
 pub fn footprint(config: &RunConfig) -> Footprint {
     let training = &config.training;
     let units = Units::of(&config.model, config.parallelism.tensor);
-    let (all, two_units) = (units.all(), 2.0 * units.largest());
+    // What is frozen has neither gradients nor optimizer state, and is whole on each rank.
+    let trained = units.trained(&config.model);
+    let frozen = units.all() - trained;
+    let two_units = (2.0 * units.largest()).min(trained);
     let is_half = training.master_weights;
     let weight = if is_half { HALF } else { FULL };
     let (ranks, stage) = (ranks(config), config.parallelism.zero_stage);
     // A single rank shards nothing.
     let (stage, shard) = if ranks > 1.0 && stage > 0 {
-        (stage, all / ranks)
+        (stage, trained / ranks)
     } else {
-        (0, all)
+        (0, trained)
     };
     let moments = match training.optimizer.name {
         OptimizerName::Adamw | OptimizerName::Lamb => 2.0,
@@ -64,7 +67,11 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         0.0
     };
     let keeps = stage < 3 || !config.parallelism.reshard_after_forward;
-    let gathered = if keeps { weight * all } else { weight * two_units };
+    let gathered = if keeps {
+        weight * trained
+    } else {
+        weight * two_units
+    };
     let are_weights_offloaded = stage == 3 && config.parallelism.offload.parameters == OffloadTo::Cpu;
     let shard_of_weights = if stage == 3 && (is_offloaded || !is_half) && !are_weights_offloaded {
         weight * shard
@@ -92,25 +99,25 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     };
     // At stage 1 they are reduced and freed in the last micro-batch.
     let raw = match stage {
-        0 => weight * all,
-        1 if training.gradient_accumulation_steps > 1 => weight * all,
+        0 => weight * trained,
+        1 if training.gradient_accumulation_steps > 1 => weight * trained,
         _ => weight * two_units,
     };
     // In half precision, gradients of several micro-batches are summed in 32 bits, in a separate
     // buffer unless one for whole 32-bit gradients exists.
     let is_summed_apart =
         is_half && training.gradient_accumulation_steps > 2 && (stage == 1 || stage == 0 && is_offloaded);
-    let summed = if is_summed_apart { FULL * all } else { 0.0 };
+    let summed = if is_summed_apart { FULL * trained } else { 0.0 };
     // Autocast keeps cast weights until backward has used them.
     let cast = if training.precision != Precision::Fp32 && !is_half {
-        HALF * all
+        HALF * trained
     } else {
         0.0
     };
     let messages = if stage > 0 { weight * two_units } else { 0.0 };
     let (activations, in_flight) = activations(config);
     Footprint {
-        weights: gathered + shard_of_weights + cast,
+        weights: weight * frozen + gathered + shard_of_weights + cast,
         gradients: raw + reduced + summed,
         optimizer,
         activations,
@@ -139,18 +146,38 @@ fn activations(config: &RunConfig) -> (f64, f64) {
     let checkpointing = config.training.activation_checkpointing;
     let of_block = |checkpointing| shape.tokens * shape.of_block(checkpointing, model);
     let images = f64::from(config.training.micro_batch_size);
+    let is_frozen = model.train_last_blocks.is_some();
     // The images, and their patches in the layers' format.
-    let embedding = images * EmbeddingSpec::of(model).pixels() * (FULL + shape.value);
+    let of_patches = if is_frozen { 0.0 } else { shape.value };
+    let embedding = images * EmbeddingSpec::of(model).pixels() * (FULL + of_patches);
     let again = match checkpointing {
         ActivationCheckpointing::Block => of_block(ActivationCheckpointing::None) - of_block(checkpointing),
         _ => 0.0,
     };
-    let blocks = f64::from(model.depth) * of_block(checkpointing);
-    let [before, after] =
-        [shape.before_blocks(model), shape.after_blocks(model)].map(|bytes| shape.tokens * bytes);
-    let again = (again - after).max(0.0);
-    let in_flight = shape.tokens * shape.in_flight(model.architecture.mlp);
-    (embedding + before + blocks + after, again + in_flight)
+    let trained = model.train_last_blocks.unwrap_or(model.depth);
+    let blocks = f64::from(trained) * of_block(checkpointing);
+    let before = if is_frozen {
+        0.0
+    } else {
+        shape.before_blocks(model)
+    };
+    let after = match model.train_last_blocks {
+        Some(0) => 0.0,
+        _ => shape.after_blocks(model),
+    };
+    let [before, after] = [before, after].map(|bytes| shape.tokens * bytes);
+    let in_flight = match model.train_last_blocks {
+        Some(0) => 0.0,
+        _ => (again - after).max(0.0) + shape.tokens * shape.in_flight(model.architecture.mlp),
+    };
+    // Frozen blocks keep nothing, but each of them is computed before anything is kept.
+    let forward = if trained < model.depth {
+        shape.tokens * shape.forward(model.architecture.mlp)
+    } else {
+        0.0
+    };
+    let kept = before + blocks + after;
+    (embedding + kept, in_flight.max(forward - kept))
 }
 
 impl Footprint {

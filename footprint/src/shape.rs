@@ -28,6 +28,15 @@ impl Units {
         }
     }
 
+    /// Those that are trained.
+    pub(crate) fn trained(self, model: &ModelConfig) -> f64 {
+        match model.train_last_blocks {
+            None => self.all(),
+            Some(0) => classifiers(model),
+            Some(blocks) => f64::from(blocks) * self.block + self.head,
+        }
+    }
+
     pub(crate) fn all(self) -> f64 {
         self.embedding + self.blocks * self.block + self.head
     }
@@ -35,6 +44,14 @@ impl Units {
     pub(crate) fn largest(self) -> f64 {
         self.embedding.max(self.block).max(self.head)
     }
+}
+
+/// Values of the classifiers.
+fn classifiers(model: &ModelConfig) -> f64 {
+    let head = HeadSpec::of(model);
+    let parameters = head.parameters();
+    let of_classifiers = parameters.filter(|parameter| model.is_trained(model.depth + 1, &parameter.name));
+    of_classifiers.map(|parameter| parameter.values(1)).sum()
 }
 
 /// Sizes of a rank's computation.
@@ -117,6 +134,12 @@ impl Shape {
             Pooling::Average if model.architecture.norm_before_pooling => normed,
             Pooling::Average | Pooling::Token => 0.0,
         }
+    }
+
+    /// Bytes per token of a block's forward pass that keeps nothing: the stream before and after attention, normed
+    /// values, the MLP's hidden values and its output.
+    pub(crate) fn forward(&self, mlp: Mlp) -> f64 {
+        2.0 * self.residual * self.width + self.value * (2.0 * self.width + Kept::of(mlp).all * self.hidden)
     }
 
     /// Bytes per token of simultaneous gradients of activations: of hidden values, whose

@@ -346,13 +346,27 @@ impl AttentionPoolSpec {
 }
 
 impl ModelConfig {
+    /// The first unit with trained parameters, in the order of the forward pass: 0 is the embedding, then the
+    /// blocks follow, then the head.
+    pub fn first_trained_unit(&self) -> u32 {
+        self.train_last_blocks
+            .map_or(0, |blocks| self.depth - blocks.min(self.depth) + 1)
+    }
+
+    /// Whether a parameter of a unit is trained.
+    pub fn is_trained(&self, unit: u32, name: &str) -> bool {
+        let is_probe = self.train_last_blocks == Some(0);
+        unit >= self.first_trained_unit() && (!is_probe || name.starts_with("head"))
+    }
+
     /// Tokens that classifiers read, which come first.
     pub fn read_tokens(&self) -> i64 {
         1 + i64::from(self.architecture.distillation_token)
     }
 
     /// Floating-point operations for one image in the forward and backward passes: six times the
-    /// multiplications of the forward pass's matrix products, attention included. Recomputation does not
+    /// multiplications of the forward pass's matrix products, attention included, or two times where
+    /// nothing is trained. Recomputation does not
     /// count, nor does skipped work: with class-token pooling the last block computes only the output of
     /// the tokens that classifiers read.
     pub fn flops_per_image(&self) -> f64 {
@@ -375,7 +389,22 @@ impl ModelConfig {
             .chain(&head.distillation_classifier);
         let classified: f64 = classifiers.map(LinearSpec::multiplications).sum();
         let embedded = embedding.patches as f64 * embedding.patch.multiplications();
-        let blocks = f64::from(self.depth) * (linear + attention) - left_out;
-        6.0 * (embedded + blocks + pooled + classified)
+        let trained = f64::from(self.train_last_blocks.unwrap_or(self.depth).min(self.depth));
+        let frozen = f64::from(self.depth) - trained;
+        let of_block = linear + attention;
+        // What is frozen has a forward pass alone. The last block is skipped in part.
+        let [mut forward, mut both] = [frozen * of_block, trained * of_block];
+        *(if trained > 0.0 { &mut both } else { &mut forward }) -= left_out;
+        *(if self.train_last_blocks.is_some() {
+            &mut forward
+        } else {
+            &mut both
+        }) += embedded;
+        *(if self.train_last_blocks == Some(0) {
+            &mut forward
+        } else {
+            &mut both
+        }) += pooled;
+        2.0 * forward + 6.0 * (both + classified)
     }
 }

@@ -45,6 +45,10 @@ pub struct ModelConfig {
     /// arXiv 1603.09382); increases linearly from 0 in the first block.
     #[serde(default)]
     pub drop_path: f64,
+    /// Number of last blocks that are trained, with what follows them; 0 for the classifier alone (a
+    /// linear probe); `None` for the whole network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_last_blocks: Option<u32>,
     /// What its family has in place of the plain Vision Transformer's parts.
     #[serde(default, skip_serializing_if = "Architecture::is_plain")]
     pub architecture: Architecture,
@@ -90,6 +94,14 @@ impl ModelConfig {
             self.image_size,
         );
         rules.divides("model.heads", self.heads, "model.hiddenSize", self.hidden_size);
+        if let Some(blocks) = self.train_last_blocks {
+            rules.require(
+                blocks <= self.depth,
+                "model.trainLastBlocks",
+                blocks,
+                format!("must be at most model.depth ({})", self.depth),
+            );
+        }
         let head_width = self.hidden_size.checked_div(self.heads).unwrap_or(0);
         rules.require(
             self.architecture.position != Position::Rotary || head_width.is_multiple_of(ROTARY_CHANNELS),
@@ -208,6 +220,10 @@ mod tests {
             errors.collect::<Vec<_>>().join("\n")
         };
         assert_eq!(broken(|model| model.architecture.position = Position::Rotary), "");
+        assert_eq!(
+            broken(|model| model.train_last_blocks = Some(3)),
+            "model.trainLastBlocks is 3: must be at most model.depth (2)"
+        );
         let found = broken(|model| {
             model.architecture.position = Position::Rotary;
             (model.hidden_size, model.heads) = (24, 4);
@@ -240,5 +256,18 @@ mod tests {
         };
         let flops = average.flops_per_image();
         assert!((flops / 1e9 - 105.38).abs() < 0.01, "{flops}");
+        // A forward pass, and both backward passes of the classifier.
+        let probe = ModelConfig {
+            train_last_blocks: Some(0),
+            ..average.clone()
+        };
+        let classifier = 4.0 * 768.0 * 1000.0;
+        assert!((probe.flops_per_image() - flops / 3.0 - classifier).abs() < 1.0);
+        let half = ModelConfig {
+            train_last_blocks: Some(6),
+            ..average
+        };
+        let share = half.flops_per_image() / flops;
+        assert!((share - 2.0 / 3.0).abs() < 0.01, "{share}");
     }
 }

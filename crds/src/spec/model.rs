@@ -70,6 +70,12 @@ pub struct Model {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.99))]
     pub drop_path: f64,
+    /// trainLastBlocks is the number of last blocks that are trained, with what follows them; all before
+    /// stays as it was. 0 trains the classifier alone (a linear probe). By default everything is
+    /// trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 256))]
+    pub train_last_blocks: Option<i32>,
     /// pretrained is a file of weights to start from instead of random ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pretrained: Option<Pretrained>,

@@ -53,6 +53,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
         // As in timm, zero is none.
         layer_scale: layer_scale.filter(|value| *value != 0.0),
         drop_path: model.drop_path,
+        train_last_blocks: model.train_last_blocks.map(count),
         architecture: preset.map(|preset| preset.architecture).unwrap_or_default(),
         pretrained: model.pretrained.as_ref().map(|file| pretrained(file, errors)),
     }

@@ -155,13 +155,14 @@ fn a_promise_lasts_while_its_job_is_known_at_the_version_to_which_it_was_made() 
         assert!(lists.iter().all(|event| !planner.follow_jobs(event)));
     };
     let starting = on_nodes(job("job", 2, 1), Phase::Starting, 1, &["a", "b"]);
-    for (next, is_news, used) in [
+    let cases = vec![
         (event(&waits), true, 0),
         (event(&starting), false, 1),
         // Its status may have the promise.
         (unreadable(&waits), true, 1),
         (deleted(&waits), true, 0),
-    ] {
+    ];
+    for (next, is_news, used) in cases {
         let mut planner = planner(&["a", "b"]);
         known(&mut planner);
         let (uid, version) = (uid("job"), waits.metadata.resource_version.as_deref());

@@ -272,11 +272,12 @@ impl World {
         )?)
     }
 
-    /// The sharding of training state, without parameters yet.
+    /// The sharding of training state, without parameters yet, from the model's `first` trained unit on.
     pub(crate) fn sharded(
         &self,
         stage: Stage,
         settings: &contract::Parallelism,
+        first: usize,
     ) -> Result<Sharded, TrainError> {
         let (among, replicas) = match &self.hybrid {
             Some((sharding, replicating)) => (sharding.groups(), Some(replicating.groups())),
@@ -287,6 +288,8 @@ impl World {
             (among, replicas),
             &self.recorder,
             compression(settings),
+            // The embedding's gradients need no weights.
+            first > 0,
         )?)
     }
 

@@ -1,4 +1,4 @@
-//! Training state between this rank's part of it and whole tensors in host memory. Offloaded state
+//! Training state between this rank's part of it and whole tensors of 32 bits in host memory. Offloaded state
 //! goes through the device, where ranks exchange it one tensor at a time.
 
 use std::ops::Range;
@@ -23,7 +23,9 @@ impl World {
         let mut host = HostCopies::begin(self.device)?;
         for (tensor, owner) in tensors.iter().zip(owners) {
             let whole = if tensor.division.is_whole() {
-                (*owner == self.rank).then(|| tensor.local.shallow_clone())
+                (*owner == self.rank)
+                    .then(|| tensor.local.f_to_kind(Kind::Float))
+                    .transpose()?
             } else {
                 self.gather_on(*owner, tensor)?
             };
@@ -39,7 +41,8 @@ impl World {
         let division = &tensor.division;
         if owner != self.rank {
             if self.pieces_of(division).any(|piece| piece.rank == self.rank) {
-                self.gradients.send(&self.on_device(&tensor.local)?, owner)?;
+                let values = self.on_device(&tensor.local)?.f_to_kind(Kind::Float)?;
+                self.gradients.send(&values, owner)?;
             }
             return Ok(None);
         }
@@ -124,7 +127,7 @@ impl World {
         let mut local = tensor.local.shallow_clone();
         let Some(value) = value else {
             if local.numel() > 0 {
-                let mut received = self.on_device(&local)?;
+                let mut received = self.on_device(&local)?.f_to_kind(Kind::Float)?;
                 self.gradients.receive(&mut received, 0)?;
                 tch::no_grad(|| local.f_copy_(&received))?;
             }

@@ -18,6 +18,7 @@ pub(crate) fn small(pooling: Pooling) -> ModelConfig {
         register_tokens: 0,
         layer_scale: None,
         drop_path: 0.0,
+        train_last_blocks: None,
         architecture: Architecture::default(),
         pretrained: None,
     }

@@ -48,6 +48,13 @@ fn like(name: &str) -> ModelConfig {
 
 #[test]
 fn activations_are_those_that_autograd_keeps() {
+    for blocks in [0, 2] {
+        let part = ModelConfig {
+            train_last_blocks: Some(blocks),
+            ..like("vit_base_patch16_gap_224")
+        };
+        check_activations(&part, ActivationCheckpointing::None);
+    }
     for name in [
         "vit_base_patch16_reg4_gap_256",
         "deit3_base_patch16_224",
@@ -62,13 +69,16 @@ fn activations_are_those_that_autograd_keeps() {
             ActivationCheckpointing::Selective,
             ActivationCheckpointing::Block,
         ] {
-            check_activations(name, checkpointing);
+            check_activations(&like(name), checkpointing);
         }
     }
 }
 
-fn check_activations(name: &str, checkpointing: ActivationCheckpointing) {
-    let model = &like(name);
+fn check_activations(model: &ModelConfig, checkpointing: ActivationCheckpointing) {
+    let name = format!(
+        "{:?}",
+        (&model.architecture, model.pooling, model.train_last_blocks)
+    );
     let mut config = config(SYNTHETIC);
     config.model = model.clone();
     config.training.micro_batch_size = 4;

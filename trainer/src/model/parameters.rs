@@ -1,7 +1,8 @@
-//! The trained tensors of a model, under timm's names.
+//! The learned tensors of a model, under timm's names.
 
 use std::ops::{Deref, Range};
 
+use contract::ModelConfig;
 use contract::architecture::{Initial, ParameterSpec, Split};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_ext::Member;
@@ -17,6 +18,8 @@ pub(crate) struct Parameter {
     pub(crate) tensor: Tensor,
     /// Number of ranks that divide the model's heads.
     pub(crate) split_ranks: u32,
+    /// Whether it is trained, or stays as it was.
+    pub(crate) is_trained: bool,
 }
 
 impl Deref for Parameter {
@@ -46,22 +49,24 @@ pub(crate) fn seed_values(seed: u64) {
     tch::manual_seed(seed.cast_signed());
 }
 
-/// All trained tensors of a model in forward order, the same on every rank.
+/// All learned tensors of a model in forward order, the same on every rank.
 ///
 /// They have no values and no memory until drawn, unit by unit, so that sharded weights are never
 /// whole on a rank.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     list: Vec<Parameter>,
+    config: ModelConfig,
     device: Device,
     /// The unit of the next parameters.
     unit: usize,
 }
 
 impl Parameters {
-    pub(super) fn new(device: Device) -> Self {
+    pub(super) fn new(config: &ModelConfig, device: Device) -> Self {
         Self {
             list: Vec::new(),
+            config: config.clone(),
             device,
             unit: 0,
         }
@@ -72,19 +77,26 @@ impl Parameters {
         self.unit += 1;
     }
 
-    /// Registers a trained tensor and returns the layer's handle.
+    /// Registers a learned tensor and returns the layer's handle.
     pub(super) fn add(&mut self, spec: &ParameterSpec) -> Tensor {
         // One value stands for all.
         let nothing = Tensor::zeros([], (Kind::Float, self.device)).expand(&spec.shape, false);
-        let tensor = nothing.set_requires_grad(true);
+        let is_trained = self.config.is_trained(self.unit as u32, &spec.name);
+        let tensor = nothing.set_requires_grad(is_trained);
         let handle = tensor.shallow_clone();
         self.list.push(Parameter {
             unit: self.unit,
             spec: spec.clone(),
             split_ranks: 1,
+            is_trained,
             tensor,
         });
         handle
+    }
+
+    /// The unit with the first trained parameters.
+    pub(crate) fn first_trained_unit(&self) -> usize {
+        self.config.first_trained_unit() as usize
     }
 
     pub(crate) fn units(&self) -> usize {
@@ -128,6 +140,17 @@ impl Parameters {
         &self.list[self.places_of(unit)]
     }
 
+    /// Those that are trained.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = &Parameter> {
+        self.list.iter().filter(|parameter| parameter.is_trained)
+    }
+
+    /// Those that stay as they were.
+    pub(crate) fn frozen(&self) -> impl Iterator<Item = &Parameter> {
+        self.list.iter().filter(|parameter| !parameter.is_trained)
+    }
+
+    #[cfg(test)]
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
         self.list
             .iter()

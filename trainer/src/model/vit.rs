@@ -71,7 +71,7 @@ impl VisionTransformer {
     pub(crate) fn without_values(config: &ModelConfig, device: Device) -> Self {
         let spec = VitSpec::of(config);
         let head_width = i64::from(config.hidden_size / config.heads);
-        let mut parameters = Parameters::new(device);
+        let mut parameters = Parameters::new(config, device);
         let mut add = |parameter: &Option<ParameterSpec>| parameter.as_ref().map(|spec| parameters.add(spec));
         let EmbeddingSpec {
             class_token,
@@ -156,12 +156,17 @@ impl VisionTransformer {
         unit: usize,
         compute: impl FnOnce() -> Result<Tensor, TrainError>,
     ) -> Result<Tensor, TrainError> {
+        let first = self.parameters.first_trained_unit();
+        if unit < first {
+            return tch::no_grad(compute);
+        }
         let Some(sharded) = &self.sharded else {
             return compute();
         };
-        sharded.enter(unit)?;
+        // Frozen units are whole on every rank.
+        sharded.enter(unit - first)?;
         let output = compute()?;
-        sharded.leave(unit, &output)?;
+        sharded.leave(unit - first, &output)?;
         Ok(output)
     }
 
@@ -211,6 +216,13 @@ impl VisionTransformer {
             let ranks = BlockRanks {
                 sequence: self.sequence.as_ref(),
                 tensor: self.tensor.as_ref(),
+            };
+            // What is frozen drops nothing and keeps nothing for a backward pass.
+            let is_frozen = index + 1 < self.parameters.first_trained_unit();
+            let (kept, checkpointing) = if is_frozen {
+                (Default::default(), ActivationCheckpointing::None)
+            } else {
+                (kept, checkpointing)
             };
             x_bnd = self.in_unit(index + 1, || {
                 block.forward(&x_bnd, kept, wanted, checkpointing, ranks)

@@ -18,7 +18,7 @@ pub(super) struct Members {
     /// Factor on the learning rate.
     pub(super) learning_rate_scale: f64,
     names: Vec<String>,
-    /// Indices of the group's parameters in the model.
+    /// Indices of the group's parameters among those that are trained.
     indices: Vec<usize>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn split(training: &Training, parameters: &Parameters) -> Vec<Members
         .collect();
     let layers = Layers::from_names(&names);
     let mut groups: BTreeMap<(u32, bool), Members> = BTreeMap::new();
-    for (index, parameter) in parameters.iter().enumerate() {
+    for (index, parameter) in parameters.trained().enumerate() {
         let layer = if layer_decay < 1.0 {
             layers.id(&parameter.name)
         } else {

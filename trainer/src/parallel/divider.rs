@@ -8,11 +8,11 @@ use tch::Tensor;
 use torch_ext::sharded::{Flat, Stage};
 use torch_ext::{Member, Sharded};
 
-use super::weights::Form;
+use super::weights::{Form, frozen};
 use super::{Division, FlatLayout, FlatMember, TrainedWeights, layouts};
 use crate::error::TrainError;
 use crate::host_memory::{host_copy, host_copy_as, wait_for_copies};
-use crate::model::Parameter;
+use crate::model::{Parameter, Parameters};
 use crate::precision::Precision;
 
 /// The units sharded so far. Their parameters become views of flat tensors, one shard a rank.
@@ -57,13 +57,13 @@ impl Divider {
         }
     }
 
-    /// Shards the parameters of the next unit, whose values in 32 bits are the same on each rank.
-    /// At stage 3 only this rank's shard remains.
-    pub(crate) fn divide(&mut self, unit: &[Parameter]) -> Result<(), TrainError> {
+    /// Shards the trained parameters of the next unit, whose values in 32 bits are the same on each rank.
+    /// Units are counted from the `first` with any. At stage 3 only this rank's shard remains.
+    pub(crate) fn divide(&mut self, first: usize, unit: &[&Parameter]) -> Result<(), TrainError> {
         let members: Vec<FlatMember> = unit
             .iter()
             .map(|parameter| FlatMember {
-                unit: parameter.unit,
+                unit: parameter.unit - first,
                 kind: self.precision.kind_of(&parameter.name, &parameter.tensor),
                 shape: parameter.tensor.size(),
             })
@@ -81,7 +81,7 @@ impl Divider {
                 masters.push(part.master.shallow_clone());
             }
             for (index, offset) in layout.members.iter().zip(&layout.offsets) {
-                let parameter = &unit[*index];
+                let parameter = unit[*index];
                 let numel = parameter.tensor.numel() as i64;
                 let ranges = layout.ranges(*offset, numel, ranks.size);
                 let range = ranges[ranks.rank as usize].clone();
@@ -106,8 +106,9 @@ impl Divider {
     }
 
     /// The weights, once all units are sharded.
-    pub(crate) fn finish(self) -> TrainedWeights {
+    pub(crate) fn finish(self, parameters: &Parameters) -> TrainedWeights {
         TrainedWeights {
+            frozen: frozen(parameters, self.precision),
             names: self.names,
             divisions: self.divisions,
             model: self.model,
@@ -146,7 +147,7 @@ impl Part {
     /// Moves the values of a unit to one flat tensor. `frees_full` says if its memory is freed.
     fn new(
         layout: &FlatLayout,
-        unit: &[Parameter],
+        unit: &[&Parameter],
         ranks: Member,
         (frees_full, offload): (bool, Offload),
     ) -> Result<Self, TrainError> {

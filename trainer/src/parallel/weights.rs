@@ -23,6 +23,8 @@ use crate::precision::Precision;
 pub(crate) struct TrainedWeights {
     pub(super) names: Vec<String>,
     pub(super) divisions: Vec<Rc<Division>>,
+    /// What is not trained, whole on each rank or divided by heads.
+    pub(super) frozen: Vec<Frozen>,
     /// The weights that the model computes with.
     pub(super) model: Vec<Tensor>,
     /// In 32 bits, updated by this rank's optimizer. If sharded, flat and maybe empty.
@@ -51,16 +53,20 @@ pub(super) enum Form {
 }
 
 impl TrainedWeights {
-    /// Takes weights in 32 bits and converts the model to half precision if `precision` says so.
+    /// Takes weights in 32 bits and converts the model to half precision if `precision` says so. Frozen ones have no
+    /// masters: they are in the precision in which the model computes.
     pub(crate) fn whole(
         parameters: &Parameters,
         precision: Precision,
         offload: OffloadTo,
     ) -> Result<Self, TrainError> {
-        let model = parameters.tensors();
+        let model: Vec<Tensor> = parameters
+            .trained()
+            .map(|parameter| parameter.tensor.shallow_clone())
+            .collect();
         let mut masters = Vec::new();
         let mut apart = Vec::new();
-        for (index, parameter) in parameters.iter().enumerate() {
+        for (index, parameter) in parameters.trained().enumerate() {
             let values = parameter.tensor.detach();
             let kind = precision.kind_of(&parameter.name, &parameter.tensor);
             if offload == OffloadTo::Cpu || kind != values.kind() {
@@ -85,10 +91,11 @@ impl TrainedWeights {
         let division = |parameter: &Parameter| Rc::new(Division::new(parameter, None));
         Ok(Self {
             names: parameters
-                .iter()
+                .trained()
                 .map(|parameter| parameter.name.clone())
                 .collect(),
-            divisions: parameters.iter().map(division).collect(),
+            divisions: parameters.trained().map(division).collect(),
+            frozen: frozen(parameters, precision),
             model,
             masters,
             offload,
@@ -129,9 +136,20 @@ impl TrainedWeights {
         matches!(self.form, Form::Sharded { .. })
     }
 
-    /// The weights in 32 bits.
+    /// All weights of the model: the trained ones in 32 bits, then the frozen ones.
     pub(crate) fn named(&self) -> Vec<StateTensor> {
-        self.name(&self.masters)
+        self.with_frozen(&self.masters)
+    }
+
+    /// Like [`Self::name`], followed by the frozen weights.
+    pub(crate) fn with_frozen(&self, tensors: &[Tensor]) -> Vec<StateTensor> {
+        let mut all = self.name(tensors);
+        all.extend(self.frozen.iter().map(|frozen| StateTensor {
+            name: frozen.name.clone(),
+            local: frozen.tensor.shallow_clone(),
+            division: Rc::clone(&frozen.division),
+        }));
+        all
     }
 
     /// Tensors that are sharded like the weights, in the same order, under the weights' names.
@@ -247,6 +265,33 @@ impl TrainedWeights {
         }
         self.publish()
     }
+}
+
+/// A weight that is not trained.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    name: String,
+    tensor: Tensor,
+    division: Rc<Division>,
+}
+
+/// The frozen weights of a model, converted to the precision in which it computes.
+pub(super) fn frozen(parameters: &Parameters, precision: Precision) -> Vec<Frozen> {
+    let frozen = parameters.frozen().map(|parameter| {
+        let mut tensor = parameter.tensor.shallow_clone();
+        let kind = precision.kind_of(&parameter.name, &tensor);
+        if kind != tensor.kind() {
+            let values = tensor.detach().to_kind(kind);
+            // The layers' handles are to the same tensor; its values are replaced.
+            tensor.set_data(&values);
+        }
+        Frozen {
+            name: parameter.name.clone(),
+            division: Rc::new(Division::new(parameter, None)),
+            tensor,
+        }
+    });
+    frozen.collect()
 }
 
 /// The tensors of a list at these indices.

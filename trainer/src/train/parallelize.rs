@@ -54,14 +54,25 @@ pub(super) fn parallelize(
         let reducer = world.reducer(weights.model(), settings)?;
         return Ok((weights, StepSync::new(reducer)));
     };
-    let sharded = Rc::new(world.sharded(stage, settings)?);
+    let sharded = Rc::new(world.sharded(stage, settings, model.parameters().first_trained_unit())?);
     let ranks = (world.mesh.sharding, world.mesh.replicating().size);
     let mut divider = Divider::new((Rc::clone(&sharded), stage), (precision, offload), ranks);
     fill(model, first_values, share, |model, unit| {
-        divider.divide(model.parameters().of_unit(unit))
+        divide(&mut divider, model, unit)
     })?;
     model.shard(Rc::clone(&sharded));
-    Ok((divider.finish(), StepSync::new(sharded)))
+    Ok((divider.finish(model.parameters()), StepSync::new(sharded)))
+}
+
+/// Shards what is trained of a unit.
+fn divide(divider: &mut Divider, model: &VisionTransformer, unit: usize) -> Result<(), TrainError> {
+    let parameters = model.parameters();
+    let trained = parameters.of_unit(unit).iter();
+    let trained: Vec<_> = trained.filter(|parameter| parameter.is_trained).collect();
+    if trained.is_empty() {
+        return Ok(());
+    }
+    divider.divide(parameters.first_trained_unit(), &trained)
 }
 
 /// Draws each unit in turn, replaces it with given values, and lets `share` distribute those of
@@ -140,7 +151,7 @@ mod tests {
             let stage = Stage::Three {
                 reshard_after_forward: true,
             };
-            let sharded = Rc::new(world.sharded(stage, settings).expect("shards"));
+            let sharded = Rc::new(world.sharded(stage, settings, 0).expect("shards"));
             // Without the broadcast: a thread of Gloo may be the last to release the tensors sent.
             let meter = Meter::start().expect("counts");
             let mut model = VisionTransformer::without_values(model, Device::Cpu);
@@ -149,7 +160,7 @@ mod tests {
             let first_values = FirstValues { seed: 1, given: None };
             let share = (|_: &[Tensor]| Ok(()), world.mesh.tensor);
             fill(&mut model, first_values, share, |model, unit| {
-                divider.divide(model.parameters().of_unit(unit))
+                divide(&mut divider, model, unit)
             })
             .expect("shards");
             let bytes = (meter.peak(), meter.held());

@@ -60,7 +60,7 @@ impl Trained {
 
     /// Every tensor of the training state.
     pub(super) fn state(&self) -> TrainingState {
-        let average = |average: &Average| self.weights.name(average.weights());
+        let average = |average: &Average| self.weights.with_frozen(average.weights());
         let always = [
             (Part::Model, self.weights.named()),
             (Part::Optimizer, self.optimizer.state()),

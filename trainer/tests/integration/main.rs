@@ -11,6 +11,7 @@ mod eval;
 mod export;
 mod faults;
 mod fetch;
+mod frozen;
 mod gpus;
 mod machine;
 mod model_parallel;

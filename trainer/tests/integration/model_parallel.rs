@@ -24,7 +24,7 @@ const MODELS: [&str; 3] = [
 ];
 
 /// Ten steps of 24 images on this many ranks, of which `together` have the same images.
-fn trained(
+pub(crate) fn trained(
     model: &str,
     (ranks, together): (u32, u32),
     optimizer: &'static str,
@@ -51,7 +51,7 @@ fn trained(
 }
 
 /// The same model, with the same accuracy on the way.
-fn assert_same(found: &Job, expected: &Job, story: &str) {
+pub(crate) fn assert_same(found: &Job, expected: &Job, story: &str) {
     assert_close(found, expected, story);
     for kind in ["train", "evaluation"] {
         let of = |job: &Job| -> Vec<[Value; 2]> {
@@ -62,9 +62,9 @@ fn assert_same(found: &Job, expected: &Job, story: &str) {
     }
 }
 
-const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
+pub(crate) const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
 /// Large enough that rounding of a gradient near zero does not decide the sign of an update.
-const ADAMW: &str = "name: adamw, epsilon: 1e-4";
+pub(crate) const ADAMW: &str = "name: adamw, epsilon: 1e-4";
 /// Needs norms of whole parameters.
 const LAMB: &str = "name: lamb, epsilon: 1e-4";
 

@@ -124,14 +124,15 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   };
 
   Sharded(Ranks ranks, std::optional<Ranks> replicas, std::shared_ptr<SyncRecorder> recorder, int stage, bool reshards,
-          bool in_bf16)
+          bool in_bf16, bool reads_first)
       : group_(std::move(ranks.group)),
         control_(std::move(ranks.control)),
         replicas_(std::move(replicas)),
         recorder_(std::move(recorder)),
         stage_(stage),
         reshards_(reshards),
-        in_bf16_(in_bf16) {
+        in_bf16_(in_bf16),
+        first_read_(reads_first ? 0 : 1) {
     TORCH_CHECK(group_.group->getSize() > 1, "sharding needs more than one rank");
   }
 
@@ -233,21 +234,21 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     if (stage_ < 3 || !reshards_) {
       return;
     }
-    // Backward starts with the last unit, and needs no weights of the first.
+    // Backward starts with the last unit, and may need no weights of the first.
     if (!output.requires_grad()) {
       free(unit);
     } else if (unit + 1 < units_.size()) {
       free(unit);
-      if (unit > 0) {
+      if (unit >= first_read_) {
         before_backward(output, [unit](Sharded& sharded) {
           sharded.gather(unit);
-          if (unit > 1) {
+          if (unit > sharded.first_read_) {
             sharded.gather(unit - 1);
           }
           sharded.await(unit, /*in_forward=*/false);
         });
       }
-    } else if (unit > 1) {
+    } else if (unit > first_read_) {
       before_backward(output, [unit](Sharded& sharded) { sharded.gather(unit - 1); });
     }
   }
@@ -432,6 +433,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   int stage_;
   bool reshards_;
   bool in_bf16_;
+  // The first unit whose weights the backward pass needs.
+  size_t first_read_;
   at::Device device_ = at::kCPU;
   std::vector<Unit> units_;
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
@@ -454,10 +457,11 @@ struct ShardedHandle {
 extern "C" {
 
 // Shards among the ranks of `group`, which compare durations through `control`. `replicas` and
-// `replicas_control` are the groups of ranks with the same shards; null if there are none.
+// `replicas_control` are the groups of ranks with the same shards; null if there are none. `reads_first`
+// says if the backward pass needs the weights of the first unit.
 vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::Group* replicas, vit::Group* replicas_control,
                             vit::RecorderHandle* recorder, int stage, bool reshards, bool in_bf16,
-                            vit::ShardedHandle** out) {
+                            bool reads_first, vit::ShardedHandle** out) {
   return guarded([&] {
     const auto& notes = recorder->recorder;
     std::optional<vit::Sharded::Ranks> others;
@@ -465,7 +469,8 @@ vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::Group* 
       others = vit::Sharded::Ranks{*replicas, notes->comparing(*replicas_control)};
     }
     *out = new vit::ShardedHandle{std::make_shared<vit::Sharded>(
-        vit::Sharded::Ranks{*group, notes->comparing(*control)}, std::move(others), notes, stage, reshards, in_bf16)};
+        vit::Sharded::Ranks{*group, notes->comparing(*control)}, std::move(others), notes, stage, reshards, in_bf16,
+        reads_first)};
   });
 }
 

@@ -52,7 +52,8 @@ pub struct Sharded {
 impl Sharded {
     /// Shards among the ranks of a group, without units yet. With several such groups, `replicas`
     /// is the group of ranks with the same place in theirs. Groups come in pairs of the same ranks:
-    /// for tensors on the parameters' device, and for CPU tensors.
+    /// for tensors on the parameters' device, and for CPU tensors. `reads_first`: the backward pass
+    /// needs the weights of the first unit.
     pub fn new(
         stage: Stage,
         ((group, control), replicas): (
@@ -61,6 +62,7 @@ impl Sharded {
         ),
         recorder: &SyncRecorder,
         compression: Compression,
+        reads_first: bool,
     ) -> Result<Self, Error> {
         let (stage, reshards) = match stage {
             Stage::One => (1, false),
@@ -86,6 +88,7 @@ impl Sharded {
                     stage,
                     reshards,
                     compression == Compression::Bf16,
+                    reads_first,
                     out,
                 )
             };

@@ -255,6 +255,7 @@ unsafe extern "C" {
         stage: c_int,
         reshards: bool,
         in_bf16: bool,
+        reads_first: bool,
         out: *mut *mut RawSharded,
     ) -> c_int;
     pub(crate) fn vit_sharded_free(sharded: *mut RawSharded);

@@ -40,7 +40,7 @@ impl Model {
     fn compressed(rank: &Worker, units: usize, stage: Stage, compression: Compression) -> Self {
         let groups = (&rank.gradients, &rank.control);
         let recorder = rank.recorder(ReportOver::Control);
-        let sharded = Sharded::new(stage, (groups, None), &recorder, compression).expect("shards");
+        let sharded = Sharded::new(stage, (groups, None), &recorder, compression, false).expect("shards");
         let shard = (SIZE + i64::from(rank.world_size) - 1) / i64::from(rank.world_size);
         let (mut parameters, mut full) = (Vec::new(), Vec::new());
         let (mut masters, mut gradients) = (Vec::new(), Vec::new());
