@@ -502,6 +502,12 @@ model.pretrained = {path: /etc/passwd, volume: {hostPath: {path: /srv}}}
   model.pretrained.path is /etc/passwd: must be
 model.pretrained = {path: a/../../b, volume: {hostPath: {path: /srv}}}
   model.pretrained.path is a/../../b: must be
+model.pretrained = {from: {locations: ['hf://timm/vit', 'hf://timm/deit']}}
+  model.pretrained.from is 2 locations: must be one location, of one file
+model.pretrained = {path: a, volume: {hostPath: {path: /srv}}, from: {locations: ['hf://timm/vit']}}
+  model.pretrained is with both path and from: must have path in a volume, or from
+model.pretrained = {path: a}
+  model.pretrained.volume is missing: must be the volume that has the file at path
 checkpoint.path = /data
   checkpoint.path is /data: must be a different folder from data.path
 data.syntheticImages = 64

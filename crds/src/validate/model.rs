@@ -64,6 +64,29 @@ fn pretrained(pretrained: &spec::Pretrained, errors: &mut Vec<ConfigError>) -> P
     if let Some(given) = &pretrained.volume {
         volume("model.pretrained.volume", given, errors);
     }
+    let from = pretrained.from.as_ref();
+    if from.is_some() == pretrained.path.is_some() {
+        let given = if from.is_some() {
+            "with both path and from"
+        } else {
+            "without a file"
+        };
+        let expected = "must have path in a volume, or from";
+        refuse(errors, "model.pretrained", given, expected);
+    }
+    if pretrained.path.is_some() && pretrained.volume.is_none() {
+        let expected = "must be the volume that has the file at path";
+        refuse(errors, "model.pretrained.volume", "missing", expected);
+    }
+    if let Some(from) = from.filter(|from| from.locations.len() != 1) {
+        let given = format!("{} locations", from.locations.len());
+        refuse(
+            errors,
+            "model.pretrained.from",
+            given,
+            "must be one location, of one file",
+        );
+    }
     let Some(location) = pretrained.location() else {
         let given = pretrained.path.as_deref().unwrap_or_default();
         let path = Path::new(given);
