@@ -22,7 +22,7 @@ pub struct Sent {
 pub fn sent(config: &RunConfig) -> Sent {
     let (model, shape) = (&config.model, Shape::of(config));
     let parallelism = &config.parallelism;
-    let all = Units::of(model, parallelism.tensor).all();
+    let trained = Units::of(model, parallelism.tensor).trained(model);
     let weight = if config.training.master_weights {
         HALF
     } else {
@@ -48,16 +48,18 @@ pub fn sent(config: &RunConfig) -> Sent {
         ActivationCheckpointing::Block => (2.0, 1.0),
         _ => (1.0, 1.0),
     };
-    let in_blocks = passes * f64::from(model.depth) * shape.tokens * shape.value * (forward + backward);
+    let trained_blocks = f64::from(model.train_last_blocks.unwrap_or(model.depth));
+    let of_blocks = f64::from(model.depth) - trained_blocks + trained_blocks * (forward + backward);
+    let in_blocks = passes * of_blocks * shape.tokens * shape.value;
     let exchanged = 4.0 * shape.attention * of_ring(f64::from(parallelism.sequence));
     let added_up = 2.0 * 2.0 * shape.width * of_ring(f64::from(parallelism.tensor));
     // Shards that several nodes have are reduced over them once per step, in 32 bits.
     let alike = f64::from(config.world_size() / parallelism.tensor) / ranks(config);
-    let between_nodes = 2.0 * FULL * all / ranks(config) * of_ring(alike);
+    let between_nodes = 2.0 * FULL * trained / ranks(config) * of_ring(alike);
     // Rings follow the order of ranks, so each leaves a node once: one per part of the heads, or
     // one per rank if shards have separate rings between nodes.
-    let averaged = reduced * gradient * all * ring;
-    let gathered = gathered * weight * all * ring;
+    let averaged = reduced * gradient * trained * ring;
+    let gathered = gathered * weight * trained * ring;
     let off_node = match (config.nodes, parallelism.shard_within_node) {
         (1, _) => 0.0,
         (_, false) => f64::from(parallelism.tensor) * (averaged + gathered),
@@ -107,5 +109,11 @@ mod tests {
         config.parallelism.sequence = 2;
         let expected = 12.0 * 2.0 * 99.0 * 768.0 * 4.0 * 4.0 / 2.0;
         assert!((sent(&config).activations - expected).abs() < 1.0);
+        // Frozen blocks have a forward pass alone, and send no gradients.
+        config.model.train_last_blocks = Some(3);
+        let share = (9.0 + 3.0 * 2.0) / (12.0 * 2.0);
+        assert!((sent(&config).activations - share * expected).abs() < 1.0);
+        let parameters = 3.0 * 7_087_872.0 + 2.0 * 768.0 + 769.0 * 1000.0;
+        assert!((sent(&config).gradients - 2.0 * 4.0 * 0.75 * parameters).abs() < 1.0);
     }
 }
