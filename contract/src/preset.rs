@@ -11,16 +11,14 @@ use crate::{ModelConfig, Pooling};
 pub use names::TIMM_NAMES;
 
 /// Models of other structure, by a part of their names, and what the trainer lacks for them.
-const UNSUPPORTED: [(&str, &str); 14] = [
-    ("eva", "norms within attention and MLP"),
+const UNSUPPORTED: [(&str, &str); 15] = [
+    ("eva02", "rotary positions of other kinds than DINOv3's"),
+    ("beit3", "norms within attention and MLP"),
     ("beit", "relative positions"),
     ("flexivit", "patches of variable size"),
     ("swin", "attention in windows"),
     ("_rope_", "rotary positions of other kinds than DINOv3's"),
-    (
-        "7b_patch16_dinov3",
-        "rotary positions beside a gated MLP of another order",
-    ),
+    ("7b_patch16_dinov3", "blocks of this width"),
     ("giant_patch14_dinov2", "a gate and hidden values in one layer"),
     (
         "giant_patch14_reg4_dinov2",
@@ -426,7 +424,7 @@ mod tests {
         );
         let found = expected_instead_of("eva02_base_patch14_448");
         assert!(
-            found.contains("(the trainer has no norms within attention and MLP)"),
+            found.contains("(the trainer has no rotary positions of other kinds than DINOv3's)"),
             "{found}"
         );
         // Of timm's names that are no presets, those of these kinds.

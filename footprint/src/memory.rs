@@ -154,7 +154,7 @@ fn activations(config: &RunConfig) -> (f64, f64) {
         ActivationCheckpointing::Block => of_block(ActivationCheckpointing::None) - of_block(checkpointing),
         _ => 0.0,
     };
-    let trained = model.train_last_blocks.unwrap_or(model.depth);
+    let trained = model.trained_blocks();
     let blocks = f64::from(trained) * of_block(checkpointing);
     let before = if is_frozen {
         0.0

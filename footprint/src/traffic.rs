@@ -48,7 +48,7 @@ pub fn sent(config: &RunConfig) -> Sent {
         ActivationCheckpointing::Block => (2.0, 1.0),
         _ => (1.0, 1.0),
     };
-    let trained_blocks = f64::from(model.train_last_blocks.unwrap_or(model.depth));
+    let trained_blocks = f64::from(model.trained_blocks());
     let of_blocks = f64::from(model.depth) - trained_blocks + trained_blocks * (forward + backward);
     let in_blocks = passes * of_blocks * shape.tokens * shape.value;
     let exchanged = 4.0 * shape.attention * of_ring(f64::from(parallelism.sequence));

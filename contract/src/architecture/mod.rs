@@ -353,6 +353,11 @@ impl ModelConfig {
             .map_or(0, |blocks| self.depth - blocks.min(self.depth) + 1)
     }
 
+    /// The number of trained blocks.
+    pub fn trained_blocks(&self) -> u32 {
+        self.train_last_blocks.unwrap_or(self.depth).min(self.depth)
+    }
+
     /// Whether a parameter of a unit is trained.
     pub fn is_trained(&self, unit: u32, name: &str) -> bool {
         let is_probe = self.train_last_blocks == Some(0);
@@ -389,22 +394,14 @@ impl ModelConfig {
             .chain(&head.distillation_classifier);
         let classified: f64 = classifiers.map(LinearSpec::multiplications).sum();
         let embedded = embedding.patches as f64 * embedding.patch.multiplications();
-        let trained = f64::from(self.train_last_blocks.unwrap_or(self.depth).min(self.depth));
-        let frozen = f64::from(self.depth) - trained;
         let of_block = linear + attention;
-        // What is frozen has a forward pass alone. The last block is skipped in part.
-        let [mut forward, mut both] = [frozen * of_block, trained * of_block];
-        *(if trained > 0.0 { &mut both } else { &mut forward }) -= left_out;
-        *(if self.train_last_blocks.is_some() {
-            &mut forward
-        } else {
-            &mut both
-        }) += embedded;
-        *(if self.train_last_blocks == Some(0) {
-            &mut forward
-        } else {
-            &mut both
-        }) += pooled;
-        2.0 * forward + 6.0 * (both + classified)
+        let after_embedding = |blocks: u32| f64::from(blocks) * of_block - left_out + pooled + classified;
+        let forward = embedded + after_embedding(self.depth);
+        let trained = match self.train_last_blocks {
+            None => forward,
+            Some(0) => classified,
+            Some(_) => after_embedding(self.trained_blocks()),
+        };
+        2.0 * forward + 4.0 * trained
     }
 }

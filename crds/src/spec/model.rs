@@ -82,8 +82,9 @@ pub struct Model {
 }
 
 /// pretrained is a file of weights to start from instead of random ones: safetensors with the names of
-/// timm, torchvision, Hugging Face, open_clip or Meta. As in timm, the head stays random if the number of classes differs, the
-/// position embedding is resized to imageSize, and the patch embedding adapted to channels.
+/// timm, torchvision, Hugging Face, open_clip or Meta. As in timm, the head stays random if the number
+/// of classes differs, the position embedding is resized to imageSize, and the patch embedding adapted
+/// to channels.
 // The schema describes an optional field by its type.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

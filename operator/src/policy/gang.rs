@@ -15,7 +15,7 @@ pub(crate) use crds::labels::CONTAINER;
 pub(crate) const AGENT: &str = "vit-agent";
 /// Name of the container that fetches the data set before the trainer starts.
 pub(crate) const FETCH: &str = "fetch";
-/// Name of the container that fetches weights to start from before that.
+/// Name of the container that fetches pretrained weights, which runs first.
 pub(crate) const FETCH_WEIGHTS: &str = "fetch-weights";
 const FETCHES: [&str; 2] = [FETCH_WEIGHTS, FETCH];
 /// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
@@ -59,7 +59,7 @@ pub(crate) struct PodView {
     pub(crate) cannot_start: Option<CannotStart>,
     /// Set if kube-scheduler or the kubelet rejects it.
     pub(crate) rejected: Option<Box<Rejected>>,
-    /// The state of the container that fetches the data set, if there is one.
+    /// The state of the containers that fetch weights and data, if there are any.
     pub(crate) fetch: Option<Fetch>,
     /// Why it was disrupted, as reported.
     pub(crate) disruption: Option<String>,
@@ -90,7 +90,7 @@ pub(crate) enum PodState {
     Failed,
 }
 
-/// The state of fetching the data set.
+/// The state of fetching weights and data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fetch {
     /// In progress, here or in another pod for all.

@@ -24,8 +24,7 @@ const EVENTS_READ_EVERY: Duration = Duration::from_secs(20);
 const EVENTS_READ_GAP: Duration = Duration::from_secs(2);
 /// Failures after which one that may pass is reported ...
 const REPORTED_AFTER: u32 = 2;
-/// ... and after which one is that the API server does not know a new kind, which is tried every second and takes it up
-/// to half a minute.
+/// ... and the same for an API server that does not know a new kind: it may take half a minute, with a try a second.
 const REPORTED_AFTER_OF_NEW_KIND: u32 = 60;
 
 /// The memory of all jobs, or of studies that fail, by uid.

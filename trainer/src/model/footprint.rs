@@ -27,7 +27,8 @@ fn parameters_are_as_many_as_the_model_has() {
     }
 }
 
-/// Like a preset, but small, and without the token of which the last block computes nothing else.
+/// A small version of a preset. It averages where the preset reads a token, because its last block would compute that
+/// token alone.
 fn like(name: &str) -> ModelConfig {
     let preset = preset(name);
     ModelConfig {

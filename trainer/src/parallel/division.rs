@@ -81,3 +81,14 @@ pub(crate) struct StateTensor {
     pub(crate) local: Tensor,
     pub(crate) division: Rc<Division>,
 }
+
+impl StateTensor {
+    /// Another handle to the same values.
+    pub(super) fn shallow_clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            local: self.local.shallow_clone(),
+            division: Rc::clone(&self.division),
+        }
+    }
+}

@@ -24,7 +24,7 @@ pub(crate) struct TrainedWeights {
     pub(super) names: Vec<String>,
     pub(super) divisions: Vec<Rc<Division>>,
     /// What is not trained, whole on each rank or divided by heads.
-    pub(super) frozen: Vec<Frozen>,
+    pub(super) frozen: Vec<StateTensor>,
     /// The weights that the model computes with.
     pub(super) model: Vec<Tensor>,
     /// In 32 bits, updated by this rank's optimizer. If sharded, flat and maybe empty.
@@ -144,11 +144,7 @@ impl TrainedWeights {
     /// Like [`Self::name`], followed by the frozen weights.
     pub(crate) fn with_frozen(&self, tensors: &[Tensor]) -> Vec<StateTensor> {
         let mut all = self.name(tensors);
-        all.extend(self.frozen.iter().map(|frozen| StateTensor {
-            name: frozen.name.clone(),
-            local: frozen.tensor.shallow_clone(),
-            division: Rc::clone(&frozen.division),
-        }));
+        all.extend(self.frozen.iter().map(StateTensor::shallow_clone));
         all
     }
 
@@ -267,28 +263,19 @@ impl TrainedWeights {
     }
 }
 
-/// A weight that is not trained.
-#[derive(Debug)]
-pub(super) struct Frozen {
-    name: String,
-    tensor: Tensor,
-    division: Rc<Division>,
-}
-
 /// The frozen weights of a model, converted to the precision in which it computes.
-pub(super) fn frozen(parameters: &Parameters, precision: Precision) -> Vec<Frozen> {
+pub(super) fn frozen(parameters: &Parameters, precision: Precision) -> Vec<StateTensor> {
     let frozen = parameters.frozen().map(|parameter| {
-        let mut tensor = parameter.tensor.shallow_clone();
-        let kind = precision.kind_of(&parameter.name, &tensor);
-        if kind != tensor.kind() {
-            let values = tensor.detach().to_kind(kind);
+        let kind = precision.kind_of(&parameter.name, &parameter.tensor);
+        if kind != parameter.tensor.kind() {
+            let values = parameter.tensor.detach().to_kind(kind);
             // The layers' handles are to the same tensor; its values are replaced.
-            tensor.set_data(&values);
+            parameter.tensor.shallow_clone().set_data(&values);
         }
-        Frozen {
+        StateTensor {
             name: parameter.name.clone(),
+            local: parameter.tensor.shallow_clone(),
             division: Rc::new(Division::new(parameter, None)),
-            tensor,
         }
     });
     frozen.collect()

@@ -52,7 +52,7 @@ impl PythonModel {
             same_but_for(Some(model.image_size)).unwrap_or_else(|| match naming {
                 Naming::Timm => {
                     timm_sizes(model, &mut arguments);
-                    // Other families are told by a preset of theirs.
+                    // A model of another family is created from one of the family's presets.
                     let of_family = preset_that(&|preset| preset.architecture == model.architecture);
                     of_family
                         .filter(|_| !model.architecture.is_plain())
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_another_family_is_told_by_a_preset_of_it() {
+    fn a_model_of_another_family_is_created_from_a_preset_of_it() {
         let model = ModelConfig {
             hidden_size: 48,
             depth: 2,

@@ -258,7 +258,7 @@ fn resized(position: &Tensor, expected: &[i64], prefix: i64) -> Option<Tensor> {
 }
 
 /// The side of a square of this many patches.
-fn side(patches: i64) -> Option<i64> {
+pub(super) fn side(patches: i64) -> Option<i64> {
     let side = (patches.max(0) as f64).sqrt().round() as i64;
     (patches > 0 && side * side == patches).then_some(side)
 }

@@ -161,7 +161,7 @@ pub(super) const LAYOUTS: [Layout; 7] = [
         ]],
         unused: &["embeddings.position_ids"],
     },
-    // The image encoder of OpenAI's and open_clip's CLIP. Its projection to the texts' space is no classifier.
+    // The image encoder of OpenAI's and open_clip's CLIP. The projection into the space shared with text is not a classifier.
     Layout {
         mark: "transformer.resblocks.0.attn.in_proj_weight",
         outside_blocks: &[&[

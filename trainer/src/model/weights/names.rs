@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
 
+use super::fit::side;
 use super::layouts::{BACKBONES, IMAGE_ENCODERS, LAYOUTS};
 
 type Tensors = BTreeMap<String, Tensor>;
@@ -86,8 +87,8 @@ pub(super) fn in_eva(name: &str) -> String {
         .replace(".ls2.gamma", ".gamma_2")
 }
 
-/// Joins what other libraries have apart, and tells biases of queries and values alone from those of all. Returns
-/// the names of masks.
+/// Fuses separate projections of queries, keys and values, as timm does. Where keys have no bias, those of queries and
+/// values become `q_bias` and `v_bias`. Returns the names of dropped masks.
 fn join_queries_keys_and_values(tensors: &mut Tensors) -> Vec<String> {
     let queries = tensors
         .keys()
@@ -165,15 +166,10 @@ fn shape_tokens(tensors: &mut Tensors) {
         return;
     };
     let count = positions.size()[1];
-    if count > 1 && is_square(count - 1) && token.size()[2] == positions.size()[2] {
+    if count > 1 && side(count - 1).is_some() && token.size()[2] == positions.size()[2] {
         let token = (token + positions.narrow(1, 0, 1)).to_kind(Kind::Float);
         let positions = positions.narrow(1, 1, count - 1);
         tensors.insert("cls_token".to_owned(), token);
         tensors.insert("pos_embed".to_owned(), positions);
     }
-}
-
-fn is_square(count: i64) -> bool {
-    let side = (count as f64).sqrt().round() as i64;
-    side * side == count
 }
